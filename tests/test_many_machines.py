@@ -15,12 +15,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 from codes import raises
-from processes import ANSWER, QUIET, Ended, Script, Server, ended, engine, refused, scripted, sidelight, start, until
+from processes import (
+    ANSWER,
+    QUIET,
+    Ended,
+    Script,
+    Server,
+    alive,
+    ended,
+    engine,
+    interrupt,
+    refused,
+    scripted,
+    sidelight,
+    start,
+    until,
+)
 from waiting import BOUND_S
 
 from correlator.opening import open_run
@@ -76,13 +92,16 @@ def cluster() -> Iterator[Any]:
     """Start a cluster of Ray on this machine: a head that runs nothing, and two nodes."""
     from ray.cluster_utils import Cluster  # noqa: PLC0415  where it is installed
 
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        for _ in range(2):
-            started.add_node(num_cpus=4)
-        yield started
-    finally:
-        started.shutdown()
+    with TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)  # short: sockets have their paths there
+        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        started.folder = Path(folder)
+        try:
+            for _ in range(2):
+                started.add_node(num_cpus=4)
+            yield started
+        finally:
+            started.shutdown()
 
 
 def from_nodes(url: str, path: Path, cluster: Any, *options: str) -> Ended:
@@ -166,7 +185,7 @@ def due_ns(path: Path) -> dict[int, int]:
 @needs_ray
 @pytest.mark.parametrize("what", ["worker", "agent", "node"])
 def test_a_lost_share_of_a_load_is_counted(cluster: Any, tmp_path: Path, what: str):
-    """In four numbers that sum to it, in the first line; the others go on, and it ends with 3."""
+    """In four numbers that sum to it, in the verdict; the others go on, and it ends with 3."""
     path = tmp_path / "run"
     load = ("--rate", "40", "--requests", "400", "--warmup", "0", "--output-tokens", "4", "--nodes", "2")
     with (
@@ -174,7 +193,7 @@ def test_a_lost_share_of_a_load_is_counted(cluster: Any, tmp_path: Path, what: s
         start("run", "--url", url, "--out", path, "--ray", cluster.address, *QUIET, *load) as process,
     ):
         until(lambda: all(is_sending(path, number) for number in range(2)), "a load", deadline_s=START_S)
-        for process_id in processes_of_a_node()[what]:
+        for process_id in next(agents_with_workers())[what]:
             os.kill(process_id, signal.SIGKILL)
         run = ended(process, path, bound_s=START_S)
     if what == "node":
@@ -189,9 +208,38 @@ def test_a_lost_share_of_a_load_is_counted(cluster: Any, tmp_path: Path, what: s
     assert integrity["state"] in {"torn", "unverified"}
     table = open_run(path).requests
     assert 200 == (table.worker != lost["worker"]).sum()
-    report = (path / "report.txt").read_text()
-    assert report.startswith("! A share of the load was not sent from ")
+    assert ("untrusted", "data") == tuple(run.summary["verdict"][name] for name in ("state", "cause"))
     assert "not compliant" == run.summary["methodology"]["tests"]["ttft"]["verdict"]
+
+
+@needs_ray
+def test_a_run_that_is_interrupted_leaves_nothing_on_its_nodes(cluster: Any, tmp_path: Path):
+    """Neither a process nor a file; what was recorded is whole, and here."""
+    path, before = tmp_path / "run", folders_of_agents(cluster)
+    load = ("--rate", "40", "--duration", "60", "--warmup", "0", "--output-tokens", "4", "--nodes", "2")
+    with (
+        engine() as (url, _),
+        start("run", "--url", url, "--out", path, "--ray", cluster.address, *QUIET, *load) as process,
+    ):
+        until(lambda: all(is_sending(path, number) for number in range(2)), "a load", deadline_s=START_S)
+        assert 2 == len(folders_of_agents(cluster) - before)
+        workers = [each["worker"] for each in agents_with_workers()]
+        interrupt(process, path)
+        run = ended(process, path, bound_s=START_S)
+    assert (130, "whole") == (run.code, run.summary["integrity"]["state"]), run.err
+    assert (before, []) == (folders_of_agents(cluster), [worker for (worker,) in workers if alive(worker)])
+
+
+@needs_ray
+def test_a_run_that_is_refused_leaves_no_files_on_its_nodes(cluster: Any, tmp_path: Path):
+    """As where the target is not reached from here."""
+    before = folders_of_agents(cluster)
+    refused(from_nodes("http://127.0.0.1:9", tmp_path / "run", cluster), 3)
+    assert before == folders_of_agents(cluster)
+
+
+def folders_of_agents(cluster: Any) -> set[Path]:
+    return set(cluster.folder.glob("sidelight-agent-*"))
 
 
 def is_sending(path: Path, worker: int) -> bool:
@@ -199,16 +247,15 @@ def is_sending(path: Path, worker: int) -> bool:
     return log.exists() and log.stat().st_size > 4096
 
 
-def processes_of_a_node() -> dict[str, tuple[int, ...]]:
-    """Return a load worker on a node, its agent, and both with the process of Ray that started that."""
+def agents_with_workers() -> Iterator[dict[str, tuple[int, ...]]]:
+    """Yield each load worker on a node, its agent, and both with the process of Ray that started that."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"loadgen.worker" in (process / "cmdline").read_bytes():
                 worker = int(process.name)
                 agent = parent(worker)
                 if b"ray::Agent" in Path(f"/proc/{agent}/cmdline").read_bytes():
-                    return {"worker": (worker,), "agent": (agent,), "node": (parent(agent), agent, worker)}
-    raise AssertionError("no agent has a load worker")
+                    yield {"worker": (worker,), "agent": (agent,), "node": (parent(agent), agent, worker)}
 
 
 def parent(process: int) -> int:
@@ -219,9 +266,9 @@ def parent(process: int) -> int:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--nodes", "9"), "2 of its 3 nodes have 1 processors, and 9 are needed"),
+        (("--nodes", "9"), "2 of its 3 nodes have 1 processor, and 9 are needed"),
         (("--workers", "9"), "0 of its 3 nodes have 9 processors, and 1 are needed"),
-        (("--node-label", "disk=fast"), "processors and the labels disk=fast"),
+        (("--node-label", "disk=fast"), "processor and the labels disk=fast"),
     ],
     ids=["nodes", "processors", "label"],
 )

@@ -34,12 +34,12 @@ def loss_lines(integrity: Integrity) -> Iterator[str]:
     """Yield the shares of the load that were lost with their load worker."""
     for lost in integrity.lost_shares or ():
         since = "the start" if lost.last_s is None else f"{lost.last_s:.1f} s into the load"
-        rates = [f"{rate:,.1f}" for rate in (lost.per_s_before, lost.per_s_after) if rate is not None]
+        known = ((lost.per_s_before, "up to then"), (lost.per_s_after, "after it"))
+        rates = [f"{rate:,.1f} requests/s {when}" for rate, when in known if rate is not None]
         yield (
             f"A share of the load was not sent from {since} on ({lost.reason}): of {count_of(lost.planned, 'request')} "
             f"{lost.recorded:,} are recorded, {lost.in_part:,} in part, {lost.due:,} were due and are not recorded, "
-            f"{lost.unsent:,} were never sent; all workers sent {' requests/s up to then and '.join(rates)} after it. "
-            "Not compliant."
+            f"{lost.unsent:,} were never sent; all workers sent {' and '.join(rates) or 'nothing'}. Not compliant."
         )
 
 

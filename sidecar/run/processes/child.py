@@ -46,7 +46,7 @@ class Child:
         stderr: Path | None = None,
         heard: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
-        self.name = name
+        self.name = name + place.where
         self.arguments = arguments
         self.place = place
         self.unwritten = 0

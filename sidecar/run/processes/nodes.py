@@ -11,11 +11,12 @@ import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable, WorkerDied
+from rundir.printable.numbers import count_of
 from sidecar.options.load import RunOptions
 from sidecar.progress.reporter import Progress
 from sidecar.run.processes.agent import Agent
@@ -25,10 +26,14 @@ from sidecar.version import VERSION
 CONNECT_TIMEOUT_S = 5.0
 PLACED_TIMEOUT_S = 20.0
 AGENT_TIMEOUT_S = 60.0
+LEAVE_TIMEOUT_S = 5.0
 ASKED_AGAIN_S = 5.0  # an agent that is not reached, before it counts as lost
 SILENT_S = 10.0  # an agent that does not answer; a network that is back after 3 s is used again after 6
 PAUSE_S = 0.2
 BLOCKS_UNDER_WAY = 4
+# Without its head Ray would end this process after 60 s, with all that is to be reported; nodes end by then. What Ray
+# refuses it tries 20 times, a second each, and says each time.
+OF_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600", "RAY_NUM_REDIS_GET_RETRIES": "3"}
 REASONS = {
     "ActorDiedError": "its agent died",
     "ActorUnavailableError": "its agent is not reached",
@@ -59,32 +64,37 @@ class Nodes:
 def opened(options: RunOptions, progress: Progress) -> Iterator[Nodes]:
     """Open the nodes of --ray while the context is open. Raises SidelightError, in one line."""
     ray = _connected(str(options.ray))
+    there: dict[str, Any] = {}
+    lost: dict[str, str] = {}
     try:
         agents, addresses = _placed(ray, options)
+        there = dict(zip(map(str, addresses), agents, strict=True))
         facts = _facts(ray, agents, options)
         names = [f"{each['host']}-{number}" for number, each in enumerate(facts)]
-        progress.stage(f"{len(agents)} nodes of Ray, with {options.workers} load workers on each: {', '.join(names)}")
+        workers = count_of(options.workers, "load worker")
+        progress.stage(f"{count_of(len(agents), 'node')} of Ray, with {workers} on each: {', '.join(names)}")
         for each in facts:
             if each["niceness"] > os.getpriority(os.PRIO_PROCESS, 0):
                 progress.warn(
                     f"load workers on {each['host']} have niceness {each['niceness']}, and are late wherever others "
                     "run; start Ray there with RAY_worker_niceness=0"
                 )
-        lost: dict[str, str] = {}
+        there = dict(zip(names, agents, strict=True))
         links = tuple(
             _link(ray, agent, name, address, lost)
-            for agent, name, address in zip(agents, names, addresses, strict=True)
+            for (name, agent), address in zip(there.items(), addresses, strict=True)
         )
         yield Nodes(links=links, facts=facts, workers=options.workers, lost=lost)
-        with suppress(ray.exceptions.RayError):
-            there = [agent for agent, name in zip(agents, names, strict=True) if name not in lost]
-            ray.get([agent.leave.remote() for agent in there], timeout=PLACED_TIMEOUT_S)
     finally:
+        if leaving := [agent.leave.remote() for name, agent in there.items() if name not in lost]:
+            ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_TIMEOUT_S)
         ray.shutdown()
 
 
 def _connected(address: str) -> Any:
     """Return Ray, connected to a cluster. Raises ConfigurationError, TargetUnreachable, TargetIncompatible."""
+    for name, value in OF_RAY.items():
+        os.environ.setdefault(name, value)  # it reads them where it is imported
     try:
         # Before Ray starts anything: without it Ray's own processes would die, and say why in their logs alone.
         import opentelemetry.metrics  # noqa: F401, PLC0415
@@ -100,14 +110,11 @@ def _connected(address: str) -> Any:
             raise TargetUnreachable(
                 "ray.unreachable", f"--ray {address}: {error.strerror or error}; give the address of a cluster's head"
             ) from error
-    # Without its head Ray would end this process after 60 s, with all that is to be reported; nodes end by then.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except ConnectionError as error:
-        raise TargetUnreachable(
-            "ray.unreachable", f"--ray {address}: {_one_line(error)}; start a cluster with: ray start --head"
-        ) from error
+        cure = "start a cluster with: ray start --head" if address == "auto" else "is RAY_AUTH_TOKEN the cluster's?"
+        raise TargetUnreachable("ray.unreachable", f"--ray {address}: {_one_line(error)}; {cure}") from error
     except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         raise TargetIncompatible("ray.refused", f"--ray {address}: {_one_line(error)}") from error
     return ray
@@ -121,6 +128,7 @@ def _placed(ray: Any, options: RunOptions) -> tuple[list[Any], list[tuple[str, i
     from ray.util.placement_group import placement_group, placement_group_table  # noqa: PLC0415  as above
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
+    processors = count_of(options.workers, "processor")
     labels = dict(label.split("=", 1) for label in options.node_label)
     alive = [node for node in ray.nodes() if node["Alive"]]
     fit = [
@@ -133,7 +141,7 @@ def _placed(ray: Any, options: RunOptions) -> tuple[list[Any], list[tuple[str, i
     if not fit or len(fit) < count:
         raise ConfigurationError(
             "ray.nodes",
-            f"--ray {options.ray}: {len(fit)} of its {len(alive)} nodes have {options.workers} processors{labelled}, "
+            f"--ray {options.ray}: {len(fit)} of its {count_of(len(alive), 'node')} have {processors}{labelled}, "
             f"and {max(count, 1)} are needed; lower --nodes or --workers, or add nodes",
         )
     select = {"bundle_label_selector": [labels] * count} if labels else {}
@@ -141,7 +149,7 @@ def _placed(ray: Any, options: RunOptions) -> tuple[list[Any], list[tuple[str, i
     if not group.wait(timeout_seconds=PLACED_TIMEOUT_S):
         raise ConfigurationError(
             "ray.busy",
-            f"--ray {options.ray}: not {count} nodes have {options.workers} processors free within "
+            f"--ray {options.ray}: not {count_of(count, 'node')} have {processors} free within "
             f"{PLACED_TIMEOUT_S:g} s; wait for other jobs, or lower --nodes or --workers",
         )
     kind = ray.remote(Agent)
@@ -199,7 +207,7 @@ def _link(ray: Any, agent: Any, node: str, address: tuple[str, int], lost: dict[
         return gone()
 
     def gone() -> WorkerDied:
-        return WorkerDied("process.ended", f"is lost with node {node}: {lost[node]}")
+        return WorkerDied("process.ended", f"is lost: {lost[node]}")
 
     async def again(since_s: float, error: Exception) -> None:
         is_late = asyncio.get_running_loop().time() - since_s > ASKED_AGAIN_S
@@ -256,6 +264,6 @@ def _is_refused(address: tuple[str, int]) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the first sentence of an error of Ray's, which may go on for pages."""
-    lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    return next((line for line in lines if line), type(error).__name__)[:200]
+    """Return the first sentence of an error of Ray, or of its cause."""
+    lines = [" ".join(line.split()) for line in str(getattr(error, "cause", None) or error).splitlines()]
+    return next((line.partition(". ")[0] for line in lines if line), type(error).__name__)[:200]

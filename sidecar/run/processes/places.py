@@ -46,6 +46,10 @@ class Place(Protocol):
     """Where a child runs: it starts there, and reads and writes its files there."""
 
     @property
+    def where(self) -> str:
+        """Its node, as a name of a child ends; "" here."""
+
+    @property
     def round_trip_s(self) -> float:
         """How long a line takes there and back, at worst."""
 
@@ -96,6 +100,7 @@ class LocalPipes:
 class LocalPlace:
     """This machine: files and clock are the conductor's."""
 
+    where: str = ""
     round_trip_s: float = 0.0
 
     async def start(self, arguments: Sequence[str], stderr: Path | None) -> LocalPipes:

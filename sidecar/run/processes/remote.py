@@ -51,6 +51,10 @@ class RemotePlace:
     number: int = -1
     folder: str = ""
 
+    @property
+    def where(self) -> str:
+        return f" on node {self.link.node}"
+
     async def start(self, arguments: Sequence[str], _: Path | None) -> RemotePipes:
         self.number, self.folder = await self.link.call("start", list(arguments))
         return RemotePipes(self)
@@ -134,7 +138,7 @@ class RemotePipes:
                 if line.endswith(b"\n"):
                     self._lines.feed_data(line)
                 else:
-                    end = f"on node {self._link.node} {line.decode()}"
+                    end = line.decode()
         except WorkerDied as lost:
             end = str(lost)
         finally:

@@ -62,7 +62,7 @@ class Cable:
 
     def _check(self) -> None:
         if self.is_cut:
-            raise WorkerDied("process.ended", "is lost with node east: the cable is cut")
+            raise WorkerDied("process.ended", "is lost: the cable is cut")
 
     async def _call(self, name: str, *arguments: Any) -> Any:
         self._check()
@@ -145,7 +145,7 @@ async def test_a_node_that_is_lost_is_the_end_of_its_worker(agent: Agent, tmp_pa
             while not (tmp_path / "out.log").exists():  # noqa: ASYNC110  files have no event
                 await asyncio.sleep(0.01)
         cable.is_cut = True
-        with pytest.raises(WorkerDied, match=r"^scribe is lost with node east: the cable is cut$"):
+        with pytest.raises(WorkerDied, match=r"^scribe on node east is lost: the cable is cut$"):
             await child.expect("more", timeout_s=BOUND_S)
     assert b"first" in (tmp_path / "out.log").read_bytes()
 
