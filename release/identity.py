@@ -22,6 +22,9 @@ PLACES = (
     ("CITATION.cff", r"^repository-code: (\S+)$", "{repository}"),
     ("CITATION.cff", r"^url: (\S+)$", "{documentation}"),
     ("SECURITY.md", r"\]\((\S+)/security/advisories/new\)", "{repository}"),
+    ("docs/how-to/install.md", r"host (\S+):\S+ run", "{image}"),
+    ("docs/how-to/install.md", r"host \S+:(\S+) run", "{version}"),
+    ("docs/how-to/install.md", r"--owner (\S+)$", "{owner}"),
     ("docs/how-to/kubernetes.md", r"newName: ([^\s,]+), newTag:", "{image}"),
     ("docs/how-to/kubernetes.md", r"newTag: (\S+?)\}", "{version}"),
 )
