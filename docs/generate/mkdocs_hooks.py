@@ -21,7 +21,9 @@ _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 def on_config(config: Any) -> Any:
     """Set the addresses, and the navigation from the index."""
-    config.site_url, config.repo_url, config.repo_name = IDENTITY["documentation"], IDENTITY["repository"], "Source"
+    config.site_url = IDENTITY["documentation"]
+    # Not as repo_url: of that, readers' browsers would ask the forge for stars and releases.
+    config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": IDENTITY["repository"], "name": "Source"}]
     config.nav = [{"Home": "README.md"}, *({name: pages(text)} for name, text in sections())]
     return config
 
