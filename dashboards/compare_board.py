@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from panels import TTFT_NAMES, Board, PanelRow, Variable, bars, client_quantile, last, lines, table
+from panels import TTFT_NAMES, Board, PanelRow, Variable, bars, client_quantile, last, table
 from run_board import FAILED, LATE, MODEL, TTFT_MEAN, rate
 
 from correlator.parts import LABELS
@@ -76,18 +76,12 @@ SIDE_BY_SIDE = PanelRow(
             verdicts=("Objectives met", "Load sustained", "Generator trusted"),
             link=OPEN_RUN,
         ),
-        table(
+        bars(
             "Mean TTFT by part",
             whole_parts(RUNS),
-            "Where the wait of each run was. The parts add up to the mean TTFT of the requests that are broken down; a "
-            "part without a number is in other.",
-            width=12,
-            link=OPEN_RUN,
-        ),
-        bars(
-            "Mean TTFT by part, drawn",
-            whole_parts(RUNS),
-            "The same, a bar a run. The part that grows from run to run is the one to look at.",
+            "A bar a run: where the wait of each was. Parts add up to the mean TTFT of the requests that are broken "
+            "down. The part that grows from run to run is the one to look at.",
+            width=24,
         ),
     ),
 )
@@ -110,13 +104,8 @@ AGAINST_BASE = PanelRow(
                 for part, expression in whole_parts(RUNS).items()
             },
             "How much longer than in the base run, in seconds: they add up to the change of the mean TTFT.",
-            width=12,
+            width=24,
             link=OPEN_RUN,
-        ),
-        lines(
-            "TTFT p99 so far",
-            {"{{run_id}}": f"max by (run_id) (sidelight_client_quantile_seconds{{{RUNS}, {TTFT_P99}}})"},
-            "Of the measured phase up to each moment, at the time at which each run went.",
         ),
     ),
 )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from panels import (
+    TTFT_NAMES,
     Board,
     PanelRow,
     Scope,
     Variable,
+    bars,
     client_quantile,
-    engine_quantile,
     engines,
     last,
     lines,
-    mean,
     quantiles,
     share,
     table,
@@ -21,12 +21,15 @@ from panels import (
 )
 from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
 
+from correlator.parts import LABELS
+
 SCOPE = Scope('run_id="$run", instance=~"$instance"')
 RUN, ENGINE = SCOPE.client, SCOPE.engine
 MET = {"0": "missed", "1": "met"}
 MISSED_MET = ((None, "red"), (1.0, "green"))
 LATE = ((None, "green"), (0.005, "orange"), (0.02, "red"))
 FAILED = ((None, "green"), (0.001, "orange"), (0.01, "red"))
+LATEST = f"max_over_time (timestamp (sidelight_verdict{{{RUN}}})[$__range:$__interval])"
 TTFT_MEAN = "sidelight_ttft_part_mean_seconds"
 MODEL = Variable("model", "Model", 'label_values(sidelight_run_info{phase!="watch"}, model)')
 REQUESTS = "sidelight_client_requests_total"
@@ -44,11 +47,80 @@ ANSWER_FIRST = PanelRow(
     "Answer first",
     (
         tile(
+            "Verdict",
+            {"{{state}}: {{cause}}": f"group by (state, cause) (topk (1, {LATEST}))"},
+            "What the report begins with: the state of the run, and what causes it. The live page, behind the link of "
+            "the run below, says why and what to do.",
+            unit="none",
+            width=8,
+            shows="name",
+            empty="not judged yet",
+        ),
+        tile(
+            "Requests / s",
+            {"offered": rate("offered"), "served": rate("served")},
+            "Over the measured phase up to the end of the range. Sent below offered: the generator or its cap holds "
+            "requests back. Ended ok is over the drain too, as throughput is: below sent in a short run.",
+            unit="reqps",
+            width=6,
+            shows="value_and_name",
+        ),
+        tile(
+            "TTFT",
+            {"p50": client_quantile("ttft", 0.5, RUN), "p99": client_quantile("ttft", 0.99, RUN)},
+            "How long users waited for the first token, by the client's clock, over the measured phase up to the end "
+            "of the range: exact, and at the run's end as in its report.",
+            width=6,
+            shows="value_and_name",
+        ),
+        tile(
+            "Failed or refused",
+            {"share": share(last(REQUESTS, f'{RUN}, status!~"ok|cancelled"', fold="sum"), ENDED)},
+            "Share of the requests that ended. Above zero, latencies are those of the survivors and look better than "
+            "they are.",
+            unit="percentunit",
+            width=4,
+            steps=FAILED,
+        ),
+        bars(
+            "TTFT by part",
+            {LABELS[part]: last(TTFT_MEAN, f'{RUN}, part="{part}"', "run_id") for part in TTFT_NAMES},
+            "Of the mean TTFT of the requests that are broken down: the longest piece is where to work first. A part "
+            "without a piece is in other.",
+            height=4,
+        ),
+        tile(
+            "Waiting, at most",
+            {"waiting": last("sidelight_engine_highest", f'{ENGINE}, of="requests_waiting"')},
+            "The longest queue that a scrape of an engine saw in the measured phase, as in the report. Lines of this "
+            "page may show fewer: Prometheus reads more rarely than Sidelight.",
+            unit="short",
+            width=4,
+            steps=((None, "green"), (1, "orange"), (50, "red")),
+        ),
+        tile(
+            "KV cache, at most",
+            {"fullest": last("sidelight_engine_highest", f'{ENGINE}, of="kv_cache_usage"')},
+            "The fullest engine's KV cache. Near 100 % requests wait for memory, not compute; preemptions begin.",
+            unit="percentunit",
+            width=4,
+            steps=((None, "green"), (0.9, "orange"), (0.98, "red")),
+        ),
+        tile(
+            "Broken down",
+            {"share": share(last("sidelight_requests_total", f'{RUN}, source!="none"', fold="sum"), COUNTED)},
+            "Share of the requests that ended whose TTFT is broken down, those that still wait for it counted in the "
+            "whole. Below 100 % the parts describe some requests only.",
+            unit="percentunit",
+            width=4,
+            steps=((None, "red"), (0.9, "orange"), (0.98, "green")),
+        ),
+        tile(
             "Run",
             {"{{run_id}}": f"group by (run_id, instance) (last_over_time(sidelight_run_info{{{RUN}}}[$__range]))"},
             "The run that is shown: pick another above. While it goes, its live page is behind the link.",
             unit="none",
-            width=4,
+            width=6,
             shows="name",
             link=("Live page of the sidecar", "http://${__field.labels.instance}/"),
             empty="no run in this range",
@@ -59,114 +131,20 @@ ANSWER_FIRST = PanelRow(
             "The engine that was found behind the scraped endpoint. Empty: nothing known was found on its page, and "
             "the engine panels stay empty too.",
             unit="none",
-            width=4,
+            width=6,
             shows="name",
             empty="none found",
-        ),
-        tile(
-            "Load",
-            {"load": last("sidelight_run_verdict", f'{RUN}, of="load"', fold="min")},
-            "Whether the engine kept up with the load, by the report: sustained; or overloaded, as requests piled up "
-            "and latencies grew with the length of the run. While the run goes it is not judged.",
-            unit="none",
-            width=3,
-            words={"0": "overloaded", "1": "sustained"},
-            steps=MISSED_MET,
-            empty="not judged",
-        ),
-        tile(
-            "TTFT",
-            {"p50": client_quantile("ttft", 0.5, RUN), "p99": client_quantile("ttft", 0.99, RUN)},
-            "How long users waited for the first token, by the client's clock, over the measured phase up to the end "
-            "of the range: exact, and at the run's end as in its report.",
-            width=5,
-            shows="value_and_name",
-        ),
-        tile(
-            "Requests / s",
-            {name: rate(of) for name, of in (("offered", "offered"), ("sent", "sent"), ("ended ok", "requests"))},
-            "Over the measured phase up to the end of the range. Sent below offered: the generator or its cap holds "
-            "requests back. Ended ok is over the drain too, as throughput is: below sent in a short run.",
-            unit="reqps",
-            width=5,
-            shows="value_and_name",
-        ),
-        tile(
-            "Output tokens / s",
-            {"tokens / s": rate("output_tokens")},
-            "Over the measured phase up to the end of the range. The same in a run with more load: the engine is "
-            "saturated.",
-            unit="short",
-            width=3,
         ),
         tile(
             "Objectives",
             {"{{objective}}": last("sidelight_slo_met", RUN, "objective", "min")},
             "Whether each objective of --slo is met so far; the row below has limits and values.",
             unit="none",
-            width=6,
+            width=12,
             shows="value_and_name",
             words=MET,
             steps=MISSED_MET,
             empty="no --slo was given",
-        ),
-        tile(
-            "Queue's share of TTFT",
-            {
-                "queue": share(
-                    last(TTFT_MEAN, f'{RUN}, part="queue"', fold="sum"),
-                    last(TTFT_MEAN, RUN, fold="sum"),
-                )
-            },
-            "How much of the client's TTFT was waiting in the engine's queue. Above one half, add capacity or lower "
-            "the load; below, look at prefill (prompt length, prefix cache).",
-            unit="percentunit",
-            width=3,
-            steps=((None, "green"), (0.5, "orange"), (0.8, "red")),
-        ),
-        tile(
-            "Waiting, at most",
-            {"waiting": last("sidelight_engine_highest", f'{ENGINE}, of="requests_waiting"')},
-            "The longest queue that a scrape of an engine saw in the measured phase, as in the report. Lines of this "
-            "page may show fewer: Prometheus reads more rarely than Sidelight.",
-            unit="short",
-            width=3,
-            steps=((None, "green"), (1, "orange"), (50, "red")),
-        ),
-        tile(
-            "KV cache, at most",
-            {"fullest": last("sidelight_engine_highest", f'{ENGINE}, of="kv_cache_usage"')},
-            "The fullest engine's KV cache. Near 100 % requests wait for memory, not compute; preemptions begin.",
-            unit="percentunit",
-            width=3,
-            steps=((None, "green"), (0.9, "orange"), (0.98, "red")),
-        ),
-        tile(
-            "Failed or refused",
-            {"share": share(last(REQUESTS, f'{RUN}, status!~"ok|cancelled"', fold="sum"), ENDED)},
-            "Share of the requests that ended. Above zero, latencies are those of the survivors and look better than "
-            "they are.",
-            unit="percentunit",
-            width=3,
-            steps=FAILED,
-        ),
-        tile(
-            "Lateness p99",
-            {"p99": last("sidelight_generator_schedule_lateness_quantile_seconds", f'{RUN}, quantile="0.99"')},
-            "Is this the load that was asked for? How late our own requests left, against their schedule. That changes "
-            "no latency; but later than the gap between them, they leave in bunches: use more workers or another host.",
-            width=3,
-            steps=LATE,
-            empty="no schedule",
-        ),
-        tile(
-            "Broken down",
-            {"share": share(last("sidelight_requests_total", f'{RUN}, source!="none"', fold="sum"), COUNTED)},
-            "Share of the requests that ended whose TTFT is broken down, those that still wait for it counted in the "
-            "whole. Below 100 % the parts describe some requests only.",
-            unit="percentunit",
-            width=3,
-            steps=((None, "red"), (0.9, "orange"), (0.98, "green")),
         ),
     ),
 )
@@ -183,46 +161,12 @@ OBJECTIVES = PanelRow(
             "Each objective over the measured phase up to the end of the range; limits and values are in seconds, "
             "shares or requests a second.",
             unit="short",
-            width=8,
             verdicts=("Met",),
-        ),
-        lines(
-            "Value over limit",
-            {
-                "{{objective}}": f"max by (objective) (sidelight_slo_value{{{RUN}}}) / on (objective) "
-                f"(max by (objective) (sidelight_slo_limit{{{RUN}}}) > 0)"
-            },
-            "At 100 % an objective is just met. Latencies must stay below it, goodput and rates above.",
-            unit="percentunit",
-            width=8,
-        ),
-        lines(
-            "Goodput",
-            {
-                "sent": total("sidelight_client_requests_submitted_total", RUN),
-                "ended": total("sidelight_client_requests_total", RUN),
-                "met every objective": total("sidelight_client_requests_good_total", RUN),
-            },
-            "Requests a second. The gap between those that ended and those that met every objective of latency is "
-            "service that users would not call good.",
-            unit="reqps",
-            width=8,
+            width=24,
         ),
     ),
     collapsed=True,
 )
-
-
-def so_far(of: str, what: str) -> dict[str, str]:
-    """Return the PromQL of the measured phase's quantiles so far, by both clocks.
-
-    The engine's p99 comes with its bounds.
-    """
-    named = {f"client p{q * 100:g}": (q, "sidelight_client_quantile_seconds") for q in (0.5, 0.99)}
-    client = {name: f'max ({series}{{{RUN}, of="{of}", quantile="{q}"}})' for name, (q, series) in named.items()}
-    engine = {f"engine p{q * 100:g}": engine_quantile(what, q, ENGINE) for q in (0.5, 0.99)}
-    bounds = {f"engine p99, {bound}": engine_quantile(what, 0.99, ENGINE, bound) for bound in ("low", "high")}
-    return client | engine | bounds
 
 
 CLASSES = f'{RUN}, class=~"$class"'
@@ -241,14 +185,8 @@ BY_CLASS = PanelRow(
             "Of a workload with several classes: each over the measured phase up to the end of the range, exact. What "
             "is slow in one class alone comes of its requests (their length, their prefix), not of the load.",
             units={"Ended ok": "short"},
-            width=12,
             empty="the workload has a single class",
-        ),
-        lines(
-            "TTFT p99 so far by class",
-            {"{{class}}": f'max by (class) ({OF_CLASS}{{{CLASSES}, of="ttft", quantile="0.99"}})'},
-            "Over the measured phase up to each moment, exact. Classes that rise together wait in the same queue.",
-            empty="the workload has a single class",
+            width=24,
         ),
     ),
     collapsed=True,
@@ -276,13 +214,6 @@ ONE_AXIS = PanelRow(
             unit="short",
         ),
         lines(
-            "TTFT so far by both clocks",
-            so_far("ttft", "ttft"),
-            "Percentiles of the measured phase up to each moment. The client's are exact, the engine's are estimated "
-            "from its buckets; the band is its p99's 90 % interval. The engine's clock starts later, so the client's "
-            "line is the higher one; within the band, no difference is known.",
-        ),
-        lines(
             "Requests / s: offered, sent, ended",
             {
                 "offered": total("sidelight_client_requests_scheduled_total", RUN),
@@ -293,29 +224,15 @@ ONE_AXIS = PanelRow(
             "Offered above sent: our own generator or its cap is behind. Sent above ended for long: a queue grows. "
             "Engine above ended: it serves others too. A closed loop offers nothing by itself.",
             unit="reqps",
-        ),
-        *by_both_clocks(SCOPE, 8),
-        lines(
-            "Mean time between tokens by both clocks",
-            {
-                "client": mean("sidelight_client_inter_token_latency_seconds", RUN),
-                "engine": mean("sidelight_engine_inter_token_latency_seconds", ENGINE),
-            },
-            "Client above engine: several tokens come in one chunk, or chunks are gathered on the way. Both rise with "
-            "the number of running requests, and where prefills share steps with decodes.",
             width=8,
         ),
-        lines(
-            "End to end so far by both clocks",
-            so_far("e2e_latency", "e2e_latency"),
-            "From the request's last byte to the last token, over the measured phase up to each moment. It grows with "
-            "the output length: compare runs of the same workload only.",
-        ),
+        by_both_clocks(SCOPE, 8),
         lines(
             "Time per output token, client",
             quantiles("sidelight_client_time_per_output_token_seconds", RUN, "client"),
             "One value a request: how fast it streamed after its first token. It rises with the number of running "
             "requests long before TTFT does. From buckets.",
+            width=8,
         ),
     ),
 )
@@ -341,22 +258,8 @@ GENERATOR = PanelRow(
             "How requests ended. Refusals begin where the engine's admission limit is; failures with the connection "
             "or the engine itself.",
             unit="reqps",
-            width=8,
         ),
-        *scrapes(SCOPE),
-        lines(
-            "Longest event-loop delay so far",
-            {"longest delay": f"max (sidelight_generator_loop_delay_max_seconds{{{RUN}}})"},
-            "The latest that a worker's timer came: an upper bound of what a single time stamp can be off.",
-            width=8,
-        ),
-        lines(
-            "Records not shown live",
-            {"records / s": total("sidelight_live_errors_total", RUN)},
-            "Records that this page passes over, a defect of ours; they are in the report all the same.",
-            unit="short",
-            width=8,
-        ),
+        scrapes(SCOPE, 12),
     ),
 )
 
@@ -369,8 +272,8 @@ BOARD = Board(
         OBJECTIVES,
         breakdown_row(SCOPE),
         ONE_AXIS,
-        engine_row(SCOPE, "the measured phase so far"),
-        distributions_row(SCOPE, "client"),
+        engine_row(SCOPE),
+        distributions_row(SCOPE),
         BY_CLASS,
         gateways_row(SCOPE),
         GENERATOR,

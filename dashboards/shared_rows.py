@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from panels import (
-    E2E_NAMES,
     TTFT_NAMES,
     Panel,
     PanelRow,
     Scope,
-    engine_quantile,
     heatmap,
     lines,
     mean,
@@ -28,8 +26,6 @@ LIVE_DELAY = "Estimates come some seconds after the requests they are of."
 def breakdown_row(scope: Scope, *more: Panel) -> PanelRow:
     """Return the row that joins client and engine: where each request's wait went, part by part."""
     labels = scope.client
-    sums = {LABELS[part]: total("sidelight_ttft_part_seconds_sum", f'{labels}, part="{part}"') for part in TTFT_NAMES}
-    whole = total("sidelight_ttft_part_seconds_sum", labels)
     p99 = {
         LABELS[part]: quantile(0.99, f"sidelight_{metric}_part_seconds", f'{labels}, part="{part}"')
         for metric, parts in (("ttft", TTFT_NAMES), ("inner", tuple(part.name for part in INSIDE_PARTS)))
@@ -46,101 +42,35 @@ def breakdown_row(scope: Scope, *more: Panel) -> PanelRow:
                 "proxy that sends no spans; a gateway whose spans come has a band of its own. Other is the engine's "
                 f"front end, and what no source tells apart. {LIVE_DELAY}",
             ),
-            stack(
-                "Share of TTFT",
-                {name: f"{part} / ({whole} > 0)" for name, part in sums.items()},
-                "The same parts as shares of the whole. A share that moves with the load is the bottleneck; one that "
-                "stays is a fixed cost.",
-                unit="percentunit",
-                highest=1.0,
-            ),
             lines(
                 "p99 of each part",
                 p99,
                 "Which part makes the worst requests slow: it is often another than the one that makes the mean. "
                 "Quantiles of parts do not add up to the quantile of the whole. From buckets.",
             ),
-            stack(
-                "Mean end-to-end time by part",
-                of_parts("sidelight_e2e_part_seconds", labels, E2E_NAMES),
-                "The same to the last token, decode taken in. Of production traffic whose first token nobody noted "
-                "this is all there is.",
-            ),
-            heatmap(
-                "Wait in the queue, request by request",
-                "sidelight_ttft_part_seconds",
-                f'{labels}, part="queue"',
-                "Two bands: some requests find a free slot and others do not. A band that climbs is a queue that "
-                "grows. A marked request leads to its trace.",
-                width=6,
-            ),
-            stack(
-                "Requests by source of their breakdown",
-                {"{{source}}": total("sidelight_requests_total", labels, by="source")},
-                "Trace and response are the engine's own times, exact; histogram is estimated from scrapes; none is "
-                "not known.",
-                unit="reqps",
-                width=6,
-            ),
-            stack(
-                "Requests by quality",
-                {"{{quality}}": total("sidelight_breakdown_quality_total", labels, by="quality")},
-                "Exact, by_time and tight can be read one by one. Of shared, mixed_traffic and prior read means and "
-                "quantiles only; many mixed ones say that somebody else uses the engine.",
-                unit="reqps",
-                width=6,
-            ),
-            lines(
-                "Largest part of the TTFT",
-                {"{{part}}": f"max by (part) (sidelight_ttft_largest_part_ratio{{{labels}}})"},
-                "What the live page names first, and its share. Another line: the cause has changed. None: fewer than "
-                "20 requests, or a part within its own error.",
-                unit="percentunit",
-                width=6,
-                highest=1.0,
-            ),
             *more,
         ),
     )
 
 
-def by_both_clocks(scope: Scope, width: int) -> tuple[Panel, ...]:
-    """Return the panels that set the client's times beside the engine's, in the same seconds."""
-    client, engine = scope.client, scope.engine
-    return (
-        lines(
-            "Mean TTFT by both clocks",
-            {
-                "client": mean("sidelight_client_ttft_seconds", client),
-                "engine": mean("sidelight_engine_ttft_seconds", engine),
-            },
-            "Means are exact on both sides. Their gap is what the engine does not see of a user's wait: the network, "
-            "gateways, and HTTP before the engine's clock starts.",
-            width=width,
-        ),
-        lines(
-            "Mean end-to-end time by both clocks",
-            {
-                "client": mean("sidelight_client_e2e_latency_seconds", client),
-                "engine": mean("sidelight_engine_e2e_latency_seconds", engine),
-            },
-            "To the last token. A gap that the TTFT has not arises while the reply is on its way.",
-            width=width,
-        ),
+def by_both_clocks(scope: Scope, width: int) -> Panel:
+    """Return the panel that sets the client's TTFT beside the engine's, in the same seconds."""
+    return lines(
+        "Mean TTFT by both clocks",
+        {
+            "client": mean("sidelight_client_ttft_seconds", scope.client),
+            "engine": mean("sidelight_engine_ttft_seconds", scope.engine),
+        },
+        "Means are exact on both sides. Their gap is what the engine does not see of a user's wait: the network, "
+        "gateways, and HTTP before the engine's clock starts.",
+        width=width,
     )
 
 
-def engine_row(scope: Scope, so_far: str) -> PanelRow:
-    """Return the row of the engines' own metrics. `so_far` says which requests their quantiles are of."""
+def engine_row(scope: Scope) -> PanelRow:
+    """Return the row of the engines' own metrics."""
     client, engine = scope.client, scope.engine
     hits, lookups = (total(f"sidelight_engine_prefix_cache_{what}_total", engine) for what in ("hits", "queries"))
-    tokens = {
-        what: {
-            "client": total(f"sidelight_client_{name}_tokens_total", client),
-            "engine": total(f"sidelight_engine_{engine_name}_tokens_total", engine),
-        }
-        for what, name, engine_name in (("Output", "output", "generation"), ("Prompt", "input", "prompt"))
-    }
     return PanelRow(
         "Engine",
         (
@@ -151,23 +81,13 @@ def engine_row(scope: Scope, so_far: str) -> PanelRow:
                 "what still waits is not in it.",
             ),
             lines(
-                "p99 by phase",
-                {phase: engine_quantile(quantity, 0.99, engine) for phase, quantity in PHASES},
-                f"Of {so_far}, estimated from the engine's buckets and sums together, as the report does; a phase "
-                "whose buckets are too coarse has no line. They do not add up to the quantile of the whole.",
-            ),
-            lines(
                 "Output tokens / s: client and engine",
-                tokens["Output"],
+                {
+                    "client": total("sidelight_client_output_tokens_total", client),
+                    "engine": total("sidelight_engine_generation_tokens_total", engine),
+                },
                 "Engine above client for long: someone else uses the engine, or it generates what nobody receives "
                 "(cancelled requests).",
-                unit="short",
-            ),
-            lines(
-                "Prompt tokens / s: client and engine",
-                tokens["Prompt"],
-                "The prefill load. The client counts a request when it ends, the engine when it is scheduled or ends: "
-                "only lasting differences mean something.",
                 unit="short",
             ),
             lines(
@@ -206,14 +126,6 @@ def gateways_row(scope: Scope) -> PanelRow:
     return PanelRow(
         "Gateways",
         (
-            stack(
-                "Requests by how their gateway's first output is known",
-                {"{{first_output}}": total("sidelight_gateway_requests_total", scope.client, by="first_output")},
-                "Of unknown, some of the gateway's time is in the part outside the engine: its spans came, and do not "
-                "say when its first output left. Of no_gateway, no span of one came.",
-                unit="reqps",
-                width=8,
-            ),
             lines(
                 "Time in the gateway",
                 {
@@ -224,7 +136,7 @@ def gateways_row(scope: Scope) -> PanelRow:
                     "wait, last requests": f"max (sidelight_gateway_recent_queue_seconds{{{labels}}})",
                 },
                 f"{page}Its own time is what a request takes less the calls of the next server.",
-                width=8,
+                width=12,
             ),
             lines(
                 "Requests in the gateway",
@@ -236,16 +148,15 @@ def gateways_row(scope: Scope) -> PanelRow:
                 },
                 f"{page}Waiting here while the engine's queue is empty: the gateway's limit holds requests back.",
                 unit="short",
-                width=8,
+                width=12,
             ),
         ),
         collapsed=True,
     )
 
 
-def distributions_row(scope: Scope, gaps_by: str) -> PanelRow:
-    """Return the row of how latencies are spread, request by request; gaps between tokens by the client or engine."""
-    gaps = {"client": scope.client, "engine": scope.engine}[gaps_by]
+def distributions_row(scope: Scope) -> PanelRow:
+    """Return the row of how TTFTs are spread, request by request."""
     return PanelRow(
         "Latency distributions",
         (
@@ -263,42 +174,16 @@ def distributions_row(scope: Scope, gaps_by: str) -> PanelRow:
                 "The same by the engine's clock, in its own coarser buckets. A band only the client has arose in "
                 "between.",
             ),
-            heatmap(
-                f"Time between tokens, {gaps_by}",
-                f"sidelight_{gaps_by}_inter_token_latency_seconds",
-                gaps,
-                "A thin upper band is steps in which a prefill was mixed in; it moves up with the prompt length.",
-            ),
-            heatmap(
-                "End to end, client",
-                "sidelight_client_e2e_latency_seconds",
-                scope.client,
-                "The spread is mostly that of output lengths. Everything moving up at once is load.",
-            ),
         ),
     )
 
 
-def scrapes(scope: Scope) -> tuple[Panel, ...]:
-    """Return the panels of how well engines' pages are read."""
-    return (
-        lines(
-            "Scrapes by outcome",
-            {"{{outcome}}": total("sidelight_scrapes_total", scope.engine, by="outcome")},
-            "Scrapes that fail leave holes in the engine's side; the breakdown's coverage falls with them.",
-            unit="ops",
-            width=8,
-        ),
-        lines(
-            "Duration of a scrape",
-            {"{{endpoint}}": f"max by (endpoint) (sidelight_scrape_duration_seconds{{{scope.engine}}})"},
-            "How old the engine's numbers are on arrival. Near the scrape interval: scrape less often.",
-            width=8,
-        ),
-        lines(
-            "Age of the last page",
-            {"{{endpoint}}": f"time() - max by (endpoint) ({LAST_ANSWER}{{{scope.engine}}})"},
-            "For how long an engine's page has not answered. A line that climbs: the engine is down since it began to.",
-            width=8,
-        ),
+def scrapes(scope: Scope, width: int) -> Panel:
+    """Return the panel of how well engines' pages are read."""
+    return lines(
+        "Scrapes by outcome",
+        {"{{outcome}}": total("sidelight_scrapes_total", scope.engine, by="outcome")},
+        "Scrapes that fail leave holes in the engine's side; the breakdown's coverage falls with them.",
+        unit="ops",
+        width=width,
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from panels import (
+    E2E_NAMES,
     Board,
     PanelRow,
     Scope,
     Variable,
-    engine_quantile,
     engines,
     increase,
     lines,
     mean,
+    of_parts,
     quantile,
     quantiles,
     share,
@@ -42,22 +43,14 @@ ANSWER_FIRST = PanelRow(
     "Answer first",
     (
         tile(
-            "Engine",
-            engines(ENGINE),
-            "The engines that were found behind the scraped endpoints. Empty: nothing known was found on their pages.",
+            "Verdict",
+            {"{{state}}: {{cause}}": f"group by (state, cause) (sidelight_verdict{{{WATCH}}})"},
+            "Of the last minute's requests: their state, and what causes it. The sidecar's live page says why and what "
+            "to do.",
             unit="none",
-            width=4,
-            shows="name",
-            empty="none found",
-        ),
-        tile(
-            "TTFT",
-            {f"p{q * 100:g}": f"{quantile(q, TTFT, WATCH, '$__range')} >= 0" for q in (0.5, 0.99)},
-            "Of the requests in the range shown whose client or gateway notes its first output. From buckets, ten a "
-            "decade: a watch keeps no requests, and a value may be off by up to a quarter.",
             width=8,
-            shows="value_and_name",
-            empty="no span says its first token",
+            shows="name",
+            empty="not judged",
         ),
         tile(
             "Requests / s",
@@ -65,12 +58,16 @@ ANSWER_FIRST = PanelRow(
             "Requests whose outermost span came, whatever became of them, over the range shown.",
             unit="reqps",
             empty="no outermost span",
+            width=5,
         ),
         tile(
-            "Output tokens / s",
-            {"engines": total("sidelight_engine_generation_tokens_total", ENGINE, window="$__range")},
-            "By the engines' own pages, over the range shown.",
-            unit="short",
+            "TTFT",
+            {f"p{q * 100:g}": f"{quantile(q, TTFT, WATCH, '$__range')} >= 0" for q in (0.5, 0.99)},
+            "Of the requests in the range shown whose client or gateway notes its first output. From buckets, ten a "
+            "decade: a watch keeps no requests, and a value may be off by up to a quarter.",
+            width=6,
+            shows="value_and_name",
+            empty="no span says its first token",
         ),
         tile(
             "Failed",
@@ -78,21 +75,16 @@ ANSWER_FIRST = PanelRow(
             "Share of the requests in the range shown. Latencies are those of the others.",
             unit="percentunit",
             steps=FAILED,
-        ),
-        tile(
-            "Queue's share of TTFT",
-            {"queue": share(in_range(TTFT_SUM, f'{WATCH}, part="queue"'), in_range(TTFT_SUM))},
-            "How much of the TTFT was waiting in the engines' queues, over the range shown. Above one half, add "
-            "capacity; below, look at prefill (prompt length, prefix cache).",
-            unit="percentunit",
             width=5,
-            steps=((None, "green"), (0.5, "orange"), (0.8, "red")),
         ),
         tile(
-            "Running",
-            {"running": f"sum (sidelight_engine_requests_running{{{ENGINE}}})"},
-            "Requests in the engines' batches now. At the engines' limits further ones can only wait.",
-            unit="short",
+            "Engine",
+            engines(ENGINE),
+            "The engines that were found behind the scraped endpoints. Empty: nothing known was found on their pages.",
+            unit="none",
+            width=8,
+            shows="name",
+            empty="none found",
         ),
         tile(
             "Waiting",
@@ -108,7 +100,7 @@ ANSWER_FIRST = PanelRow(
             {"fullest": f"max (sidelight_engine_kv_cache_usage_ratio{{{ENGINE}}})"},
             "The fullest engine's KV cache now. Near 100 % requests wait for memory, not compute.",
             unit="percentunit",
-            width=5,
+            width=6,
             steps=((None, "green"), (0.9, "orange"), (0.98, "red")),
         ),
         tile(
@@ -123,16 +115,24 @@ ANSWER_FIRST = PanelRow(
     ),
 )
 
+END_TO_END = stack(
+    "Mean end-to-end time by part",
+    of_parts("sidelight_e2e_part_seconds", WATCH, E2E_NAMES),
+    "The parts of the TTFT, and decode. Of production traffic whose first token nobody noted this is all there is.",
+    width=8,
+)
 NOT_BROKEN_DOWN = stack(
     "Not broken down, by why",
     {"{{reason}}": total("sidelight_breakdown_missing_total", WATCH, by="reason")},
     "What to switch on or mend: spans that never come, clients that note no first token, pages that cannot be scraped.",
     unit="reqps",
+    width=8,
 )
 ENGINE_ONLY = lines(
     "Queue and prefill without a client's span",
     {part.label: mean("sidelight_no_client_part_seconds", f'{WATCH}, part="{part.name}"') for part in ENGINE_PARTS},
     "Means of requests whose engine sent a span and no client did: as the engine states them.",
+    width=8,
 )
 
 ONE_AXIS = PanelRow(
@@ -155,16 +155,6 @@ ONE_AXIS = PanelRow(
             unit="short",
         ),
         lines(
-            "Engine's TTFT of the last 5 minutes",
-            {
-                "engine p50": engine_quantile("ttft", 0.5, ENGINE),
-                "engine p99": engine_quantile("ttft", 0.99, ENGINE),
-                **{f"engine p99, {bound}": engine_quantile("ttft", 0.99, ENGINE, bound) for bound in ("low", "high")},
-            },
-            "By the engine's clock, estimated from its buckets and sums together; the band is the p99's 90 % interval. "
-            "Of several engines, the slowest.",
-        ),
-        lines(
             "Requests / s: clients and engines",
             {
                 "ended": total("sidelight_client_requests_total", WATCH),
@@ -173,7 +163,7 @@ ONE_AXIS = PanelRow(
             "Engine above ended: it serves requests whose clients send no spans here.",
             unit="reqps",
         ),
-        *by_both_clocks(SCOPE, 12),
+        by_both_clocks(SCOPE, 12),
     ),
 )
 
@@ -219,23 +209,7 @@ RECEIVER = PanelRow(
             "By the service at which traces break: it begins a new trace (new_trace), or is the last in the client's "
             "(not_passed_on; without a name, no gateway's span says where).",
             unit="reqps",
-        ),
-        lines(
-            "Waiting for the next collector",
-            {
-                "bytes": f'max (sidelight_receiver_forward_queue{{what="bytes",{WATCH}}})',
-                "at most": f'max (sidelight_receiver_forward_queue{{what="limit_bytes",{WATCH}}})',
-            },
-            "At most so many bytes wait in memory: beyond it the oldest exports are not passed on. It fills while the "
-            "collector that --otlp-forward names is away or slow.",
-            unit="bytes",
-        ),
-        lines(
-            "Kept for requests that go on",
-            {"{{what}}": f"max by (what) (sidelight_window_size{{{WATCH}}})"},
-            "Bounded. At its ceiling, spans are evicted before their request is whole: the traffic is more than one "
-            "sidecar should take.",
-            unit="short",
+            width=8,
         ),
         lines(
             "Restarts, defects, CPU",
@@ -250,8 +224,9 @@ RECEIVER = PanelRow(
             "ours: its trace is in the log. Behind means that more spans come than are read: requests are counted "
             "later.",
             unit="short",
+            width=8,
         ),
-        *scrapes(SCOPE),
+        scrapes(SCOPE, 8),
     ),
 )
 
@@ -261,10 +236,10 @@ BOARD = Board(
     description="Where the TTFT of real traffic goes, by spans and scrapes, without any load of our own.",
     rows=(
         ANSWER_FIRST,
-        breakdown_row(SCOPE, NOT_BROKEN_DOWN, ENGINE_ONLY),
+        breakdown_row(SCOPE, END_TO_END, NOT_BROKEN_DOWN, ENGINE_ONLY),
         ONE_AXIS,
-        engine_row(SCOPE, "the last 5 minutes"),
-        distributions_row(SCOPE, "engine"),
+        engine_row(SCOPE),
+        distributions_row(SCOPE),
         gateways_row(SCOPE),
         RECEIVER,
     ),

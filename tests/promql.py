@@ -34,6 +34,7 @@ VARIABLES = {
     "base": "run-1",
     "__rate_interval": "20s",
     "__range": "60s",
+    "__interval": "1s",
 }
 
 

@@ -105,6 +105,9 @@ def _means_s(parts: Parts) -> dict[str, float]:
 
 def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: ClientCounts) -> ClientCounts:
     slo = summary.client.slo
+    served: dict[str, float] = {
+        each.name: each.value for each in verdict_of(summary).figures if each.name == "served" and each.value
+    }
     client = tally.client_counts(
         in_flight=0,
         submitted=int((log.submit_ns >= 0).sum()),
@@ -114,7 +117,7 @@ def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: Cl
     return replace(
         client,
         good=None if slo is None else slo.good_requests,
-        rates=reported_rates(summary.client),
+        rates={**reported_rates(summary.client), **served},
         output_tokens=max(tally.received, shown.output_tokens or 0),
         ttft=_not_below(tally.ttft, shown.ttft),
         inter_token=_not_below(tally.inter_token, shown.inter_token),
