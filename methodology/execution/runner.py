@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # How many times more of other requests a system may serve than it is known to.
 OTHER_REQUESTS = 4.0
+Measure = Callable[[RunOptions, list[str], Progress], StepData]
 
 
 def measure(options: RunOptions, command: list[str], progress: Progress, nodes: Nodes | None = None) -> StepData:
@@ -74,6 +75,19 @@ def measure(options: RunOptions, command: list[str], progress: Progress, nodes: 
         return step_data(error.run_directory)
 
 
+@contextmanager
+def measuring(options: RunOptions, progress: Progress, known: Measure = measure) -> Iterator[Measure]:
+    """Open the nodes of --ray, if any, while the context is open; yield what measures runs on them.
+
+    A `known` one that has nodes is yielded as it is.
+    """
+    if known is not measure:
+        yield known
+        return
+    with session.nodes_of(options, progress) as nodes:
+        yield partial(measure, nodes=nodes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
     """Shared settings of a study's steps: its test, the options of each configuration, and its observers."""
@@ -85,7 +99,7 @@ class Conduct:
     progress: Progress
     # Says what stands above the progress of a step's run, by the steps so far.
     shown: Callable[[list[Finished]], str] = lambda _: ""
-    measure: Callable[[RunOptions, list[str], Progress], StepData] = measure
+    measure: Measure = measure
     ready_s: float = between.READY_S  # for which an engine that does not answer is waited for
 
 
@@ -102,10 +116,8 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None,
     try:
         _settle(study, how.procedure)
         finished = list(record.open_study(study.path).finished)
-        with session.nodes_of(next(iter(how.options.values())), how.progress) as nodes:
-            if nodes is not None:
-                how = replace(how, measure=partial(measure, nodes=nodes))
-            status, reason = _to_the_end(study, how, finished, steps)
+        with measuring(next(iter(how.options.values())), how.progress, how.measure) as measured:
+            status, reason = _to_the_end(study, replace(how, measure=measured), finished, steps)
     except SidelightError as stopping:
         error, status, reason = stopping, "partial", str(stopping)
         if isinstance(stopping, Interrupted):

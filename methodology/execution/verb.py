@@ -17,7 +17,7 @@ from methodology.execution.asking import common_options, options_of, targets, va
 from methodology.execution.derive import DerivedStudy, derive_study, procedure_named
 from methodology.execution.plan import Plan, expected, in_all, plan_lines, served_at, speed_of, within
 from methodology.execution.record import Study
-from methodology.execution.runner import Conduct, conduct
+from methodology.execution.runner import Conduct, Measure, conduct, measure, measuring
 from methodology.options import ALL, TESTS, StudyOptions
 from methodology.search import bracket
 from methodology.study.model import Finished, Parameters, Procedure, StudySettings
@@ -173,7 +173,14 @@ def _too_few(options: StudyOptions, asked: StudySettings) -> Iterator[str]:
         yield f"--pairs {pairs}: too few for a verdict, which takes at least {LEAST_RUNS} runs of each configuration"
 
 
-def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> StudyEnd:
+def test(
+    options: StudyOptions,
+    name: str,
+    command: list[str],
+    progress: Progress,
+    *,
+    measure: Measure = measure,  # noqa: PT028  no test of pytest's
+) -> StudyEnd:
     """Run or resume one test, and derive its files. Raises SidelightError where it could not begin."""
     with ExitStack() as stack:
         if options.resume is not None:
@@ -183,10 +190,12 @@ def test(options: StudyOptions, name: str, command: list[str], progress: Progres
         else:
             study = start(options, procedure_named(name), command, progress, record.directory_of(options, name))
             stack.enter_context(record.held(study.path))
-        return _conducted(study, options, command, progress)
+        return _conducted(study, options, command, progress, measure)
 
 
-def _conducted(study: Study, options: StudyOptions, command: list[str], progress: Progress) -> StudyEnd:
+def _conducted(
+    study: Study, options: StudyOptions, command: list[str], progress: Progress, measure: Measure
+) -> StudyEnd:
     """Run the remaining steps of a study, and derive its files."""
     procedure = procedure_named(study.record.asked.test)
     each = targets(options, procedure)
@@ -204,6 +213,7 @@ def _conducted(study: Study, options: StudyOptions, command: list[str], progress
         command=command,
         progress=progress,
         shown=shown,
+        measure=measure,
     )
     _, error, steps = conduct(study, how)
     derived = derive_study(study.path, steps=steps)
@@ -265,11 +275,13 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
     follows one that the user stopped, or whose target cannot be reached.
     """
     with ExitStack() as stack:
-        yield from _each_test(*_all_begun(options, stack), command, progress)
+        root, begun = _all_begun(options, stack)
+        measure = stack.enter_context(measuring(common_options(begun, procedure_named(USUAL)), progress))
+        yield from _each_test(root, begun, command, progress, measure)
 
 
 def _each_test(
-    root: Path, options: StudyOptions, command: list[str], progress: Progress
+    root: Path, options: StudyOptions, command: list[str], progress: Progress, measure: Measure
 ) -> Iterator[tuple[str, str, int]]:
     stated = _stated(options)
     shown = {options.workload or procedure_named(USUAL).workload: stated} if stated is not None else {}
@@ -288,7 +300,7 @@ def _each_test(
             if first is not None and first[1].before and name not in TAKEN and not is_first:
                 between.set_up(*first, root / f"before-{name}.log")
             is_first = name not in TAKEN
-            ended = test(each, name, command, progress)
+            ended = test(each, name, command, progress, measure=measure)
         except SidelightError as error:
             yield name, str(error), error.exit_code
             if not isinstance(error, ConfigurationError):
