@@ -278,6 +278,14 @@ def test_a_cluster_without_room_is_named(cluster: Any, tmp_path: Path, options: 
     assert re.search(f"{re.escape(says)}.*\\[ray.nodes\\]$", refused(run, 2))
 
 
+def test_more_logs_than_come_home_are_refused(tmp_path: Path):
+    """Before a cluster is looked for."""
+    path = tmp_path / "run"
+    load = ("--rate", "100..6000", "--output-tokens", "100")
+    run = sidelight("run", "--url", "http://127.0.0.1:1", "--out", path, "--ray", "auto", *QUIET, *load, path=path)
+    assert refused(run, 2).endswith("[ray.logs]\n")
+
+
 @needs_ray
 def test_an_address_without_a_cluster_is_named(tmp_path: Path):
     """In one line, at once."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadgen.plan.rates import pace_of
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable, WorkerDied
 from rundir.printable.numbers import count_of
 from sidecar.options.load import RunOptions
@@ -31,6 +32,8 @@ ASKED_AGAIN_S = 5.0  # an agent that is not reached, before it counts as lost
 SILENT_S = 10.0  # an agent that does not answer; a network that is back after 3 s is used again after 6
 PAUSE_S = 0.2
 BLOCKS_UNDER_WAY = 4
+HOME_BYTES_PER_S = 50e6  # of logs: half of what one conductor took in blocks of 4 MiB
+TOKEN_BYTES = 100  # of a streamed reply in a log, at most: 34 of chunks that come together, 100 of ones apart
 # Without its head Ray would end this process after 60 s, with all that is to be reported; nodes end by then. What Ray
 # refuses it tries 20 times, a second each, and says each time.
 OF_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600", "RAY_NUM_REDIS_GET_RETRIES": "3"}
@@ -63,6 +66,7 @@ class Nodes:
 @contextmanager
 def opened(options: RunOptions, progress: Progress) -> Iterator[Nodes]:
     """Open the nodes of --ray while the context is open. Raises SidelightError, in one line."""
+    _require_way_home(options)
     ray = _connected(str(options.ray))
     there: dict[str, Any] = {}
     lost: dict[str, str] = {}
@@ -89,6 +93,24 @@ def opened(options: RunOptions, progress: Progress) -> Iterator[Nodes]:
         if leaving := [agent.leave.remote() for name, agent in there.items() if name not in lost]:
             ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_TIMEOUT_S)
         ray.shutdown()
+
+
+def _require_way_home(options: RunOptions) -> None:
+    """Raise ConfigurationError for more logs a second than come home.
+
+    Known of plain rates and lengths alone.
+    """
+    pace, tokens = pace_of(options.rate), options.output_tokens or ""
+    bytes_per_s = (
+        max(pace.per_s or 0.0, pace.to_per_s or 0.0) * TOKEN_BYTES * (int(tokens) if tokens.isdecimal() else 0)
+    )
+    if bytes_per_s > HOME_BYTES_PER_S:
+        raise ConfigurationError(
+            "ray.logs",
+            f"--ray {options.ray}: --rate {options.rate} with --output-tokens {tokens} makes about "
+            f"{bytes_per_s / 1e6:,.0f} MB/s of logs, and {HOME_BYTES_PER_S / 1e6:.0f} MB/s come home; lower one, or "
+            "run several commands on as many machines, each with its own nodes (--node-label)",
+        )
 
 
 def _connected(address: str) -> Any:
