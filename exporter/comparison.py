@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UnsetType
 
+from correlator.parts import LABELS as LABELS_OF
 from correlator.parts import TTFT_PARTS
 from exporter.document import BLANK, Block, Cell, Prose, Table, numbers, table, words
 from exporter.report.alerts import alerts
@@ -17,10 +18,11 @@ from exporter.report.load import served_in_load, sustained
 from exporter.report.method import generator_verdict, slowed_engine
 from exporter.report.tables.client import time_labels
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
-from exporter.report.verdict import TONES, verdict_of
+from exporter.report.verdict import TONES, verdict_blocks, verdict_of
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary
-from rundir.printable.numbers import cell, setting
+from exporter.summary.tail import LEAST_FOR_P99
+from rundir.printable.numbers import cell, setting, spoken
 from rundir.stats import Statistics
 from scraper.window.quantities import Gauge
 
@@ -28,6 +30,9 @@ LABELS = "ABCDEF"
 STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = dict.fromkeys(("ttft_ms", *map(json_name, TTFT_PARTS), "tpot_ms", "itl_ms", "e2e_ms"), STATISTICS)
 CAUTION = "Single runs of one system differ, too: to claim a difference, repeat them with `sidelight compare`."
+# States in which times are not the service's, in words.
+NOT_COMPARABLE = {"failing": "failed", "untrusted": "is not to be trusted", "overloaded": "was overloaded"}
+TWICE = 2.0  # from which on a difference is said in times
 _METHOD = {"out", "prometheus_write", "otlp_export", "formats", "quiet", "tag"}  # say nothing about what was measured
 
 
@@ -41,7 +46,8 @@ class Compared:
 
 
 def comparison(runs: Sequence[Compared]) -> Iterator[Block]:
-    """Yield the runs' warnings, then the tables of runs, differing settings and times."""
+    """Yield the verdict, the runs' warnings, then the tables of runs, differing settings and times."""
+    yield from verdict_on(runs)
     yield from doubts(runs)
     yield BLANK
     yield runs_table(runs)
@@ -49,14 +55,54 @@ def comparison(runs: Sequence[Compared]) -> Iterator[Block]:
     yield times_table(runs)
 
 
-def doubts(runs: Sequence[Compared]) -> Iterator[Block]:
-    """Yield each run's warnings and verdicts, and whether the runs are comparable."""
-    for run in runs:
-        summary = run.summary
-        verdict = verdict_of(summary)
+def verdict_on(runs: Sequence[Compared]) -> Iterator[Block]:
+    """Yield the difference of the last run from the first; then the state, figures and parts of each."""
+    (first, last), verdicts = (runs[0], runs[-1]), [verdict_of(run.summary) for run in runs]
+    states = list(zip(runs, verdicts, strict=True))
+    bad = [f"{run.label} {NOT_COMPARABLE[each.state]}" for run, each in states if each.state in NOT_COMPARABLE]
+    if bad:
+        yield Prose(f"Not comparable: {', '.join(bad)}.", "alarm strong headline")
+        cures = [f"{run.label}: {each.do}" for run, each in states if each.state in NOT_COMPARABLE]
+        yield Prose(f"Do this, for {' '.join(cures)}", "strong")
+    else:
+        yield from _difference(first, last)
+    yield BLANK
+    for run, verdict in zip(runs, verdicts, strict=True):
+        _, *others = verdict_blocks(verdict)
         yield Prose(f"{run.label}: {verdict.headline}", TONES[verdict.state])
-        yield from (Prose(f"! {run.label}: {line}", "warning") for line in alerts(summary))
-    yield Prose(f"{same_requests(runs)} {CAUTION}")
+        yield from (block for block in others if not isinstance(block, Prose))
+        yield BLANK
+
+
+def _difference(first: Compared, last: Compared) -> Iterator[Prose]:
+    """Yield the difference of the TTFT, its largest part, and advice."""
+    sides = [run.summary.client.ttft_ms for run in (first, last)]
+    level = "p99" if min(side.count for side in sides) >= LEAST_FOR_P99 else "p50"
+    before, after = (getattr(side, level) for side in sides)
+    if not before or not after:
+        yield Prose("Not comparable: a run has no TTFT.", "strong headline")
+        return
+    how, ratio = ("slower", after / before) if after >= before else ("faster", before / after)
+    moved = f"{ratio:.1f} times {how} than" if ratio >= TWICE else f"{100 * abs(after / before - 1):.0f} % {how} than"
+    times = f"{spoken(after, before)} and {spoken(before, after)}"
+    yield Prose(f"{last.label} is {moved} {first.label} at {level} of the TTFT: {times}.", "strong headline")
+    parts = [run.summary.correlation.breakdown for run in (first, last)]
+    changes = {
+        part.name: means[1] - means[0]
+        for part in TTFT_PARTS
+        if None not in (means := [getattr(each, json_name(part)).mean for each in parts])
+    }
+    if whole := sum(changes.values()):
+        name, change = max(changes.items(), key=lambda pair: abs(pair[1]))
+        yield Prose(f"Why: Of the change of the mean TTFT, {whole:+,.1f} ms, {LABELS_OF[name]} is {change:+,.1f} ms.")
+    yield Prose(f"Do this: {CAUTION}", "strong")
+
+
+def doubts(runs: Sequence[Compared]) -> Iterator[Block]:
+    """Yield each run's warnings and trust, and whether the runs are comparable."""
+    for run in runs:
+        yield from (Prose(f"! {run.label}: {line}", "warning") for line in alerts(run.summary))
+    yield Prose(same_requests(runs))
     for run in runs:
         trust = [] if run.summary.watch else [generator_verdict(run.summary), *slowed_engine(run.summary)]
         trust += [sustained(run.summary)] if run.summary.methodology.stability.verdict else []

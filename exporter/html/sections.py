@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table
+from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table, verdict_on
 from exporter.document import Block, Line, Prose, Section, Table, table, words
 from exporter.html.markup import blocks, page_header, section
 from exporter.html.tables import generator_table, slices_table
@@ -63,16 +64,22 @@ def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     by_time: list[Block] = []
     percentiles: list[Block] = []
     for run in runs:
-        by_time += Prose(run.label, "strong"), slices_table(run.summary)
-        percentiles += Prose(run.label, "strong"), percentiles_table(run.summary)
+        by_time.append(_named(run.label, slices_table(run.summary)))
+        percentiles.append(_named(run.label, percentiles_table(run.summary)))
     own_start = "Over time, each run from its own start"
     yield from map(section, (
-        Section(name="answer", content=tuple(doubts(runs))),
+        Section(name="answer", content=tuple(verdict_on(runs))),
+        Section(name="method", behind=("How far these numbers can be trusted", tuple(doubts(runs)))),
         Section(name="about", title="What is compared", content=(runs_table(runs), configuration_table(runs))),
         Section(name="times", title="Times", content=(times_table(runs),)),
         Section(name="time", title=own_start, behind=("By time", tuple(by_time))),
         Section(name="spread", title="How times are spread", behind=("Percentiles", tuple(percentiles))),
     ))  # fmt: skip
+
+
+def _named(label: str, table: Table) -> Table:
+    """Return the table of a run among several, under its label."""
+    return replace(table, title=f"{label}: {table.title}")
 
 
 def live_sections() -> Iterator[str]:

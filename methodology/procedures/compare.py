@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.parts import LABELS, TTFT_PARTS
+from correlator.parts import CAUSES, LABELS, TTFT_PARTS
 from loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
 from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
@@ -257,6 +257,7 @@ def _answer(comparison: Against, asked: StudySettings) -> Iterator[str]:
     listed = "; ".join(
         f"{said} {', '.join(by_verdict[verdict])}" for verdict, said in words.items() if verdict in by_verdict
     )
+    yield from _headline(comparison)
     yield f"{name} against {base}, over {_runs_in_words(comparison, asked)}: {listed}."
     if over := _overloaded(comparison):
         were = f"{' and '.join(over)} {'was' if len(over) == 1 else 'were'} overloaded"
@@ -275,6 +276,27 @@ def _answer(comparison: Against, asked: StudySettings) -> Iterator[str]:
     if (whole := sum(changes.values())) and error_ms <= UNUSABLE_RATIO * abs(whole):
         part, change = max(changes.items(), key=lambda pair: abs(pair[1]))
         yield f"The mean TTFT changed by {whole:+,.1f} ms, of which {LABELS[part]} is {change:+,.1f} ms."
+
+
+def _headline(comparison: Against) -> Iterator[str]:
+    """Yield a sentence on the sure difference of the TTFT and on its largest part."""
+    sure = [
+        metric
+        for metric in TIMES
+        if metric.kind == "ttft" and comparison.concluded[metric.name].verdict in ("better", "worse")
+    ]
+    if not sure or _overloaded(comparison):
+        return
+    metric = sure[-1]
+    ratio = comparison.concluded[metric.name].ratio or 1.0
+    changes = {part: after - before for part, (before, after) in _part_means(comparison).items()}
+    cause = ""
+    if changes:
+        part = max(changes, key=lambda name: abs(changes[name]))
+        cause = f"; {CAUSES[part]} makes most of it"
+    how, times = ("slower", ratio) if ratio >= 1 else ("faster", 1 / ratio)
+    moved = f"{figure(times)} times" if times >= TIMES_FROM else f"{100 * abs(ratio - 1):.0f} %"
+    yield f"{comparison.other} is {moved} {how} than {comparison.first} at {metric.title}{cause}; sure at 95 %."
 
 
 def _overloaded(comparison: Against) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 import summaries
 from msgspec import UNSET
 
-from exporter.comparison import Compared, configuration_table, times_table
+from exporter.comparison import Compared, configuration_table, times_table, verdict_on
+from exporter.document import Figures, PartsBar, Prose
 
 
 def compared(label: str, most: float) -> Compared:
@@ -38,3 +40,30 @@ def test_gaps_between_chunks_are_one_row_under_either_name():
     ]
     shown = times_table(runs, {"itl_ms": ("p50",)})
     assert [("gaps between chunks, p50", 20.0, 20.0, None)] == [row.cells for row in shown.rows]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "factor", "said"),
+    [
+        ("stable", 3.0, "B is 3.0 times slower than A at p99 of the TTFT: 3,702 ms and 1,234 ms."),
+        ("stable", 0.9, "B is 10 % faster than A at p99 of the TTFT: 1,111 ms and 1,234 ms."),
+        ("growing", 3.0, "Not comparable: B was overloaded."),
+    ],
+)
+def test_the_difference_is_said_first_where_both_can_be_compared(verdict: str, factor: float, said: str):
+    """Then each run's state, figures and bar; times of an overloaded run are not the service's."""
+    replace, first = msgspec.structs.replace, compared("A", 8.0)
+    whole = first.summary
+    times = replace(whole.client.ttft_ms, count=100, p99=1234.0)
+    base = replace(whole, client=replace(whole.client, ttft_ms=times))
+    stability = replace(whole.methodology.stability, verdict=verdict)
+    changed = replace(
+        base,
+        client=replace(base.client, ttft_ms=replace(times, p99=factor * 1234.0)),
+        methodology=replace(whole.methodology, stability=stability),
+    )
+    runs = [Compared(label=label, name=label, summary=each) for label, each in (("A", base), ("B", changed))]
+    headline, *others = verdict_on(runs)
+    assert isinstance(headline, Prose)
+    assert headline.text == said
+    assert [2, 2] == [sum(isinstance(block, kind) for block in others) for kind in (Figures, PartsBar)]

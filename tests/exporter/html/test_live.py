@@ -188,7 +188,7 @@ def test_an_objective_that_is_met_has_no_colour_of_a_part():
     """Nor that of a warning, as prefill's is; the prefill of the legend keeps it."""
     lines = [Line((("met", "met strong"), ("▓", "prefill")))]
     assert (
-        '<p><span class="met strong">met</span><span class="prefill">▓</span></p>'
+        '<p class="row"><span class="met strong">met</span><span class="prefill">▓</span></p>'
         in data_of(state_event("t", lines, {"run": "r"}, kept_s=900))["html"]
     )
 

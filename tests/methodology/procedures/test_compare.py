@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace as replaced
 from typing import Any
@@ -79,6 +80,14 @@ def test_a_queue_is_named_as_what_makes_the_difference(slower: tuple[list[Finish
     shares = {row[0]: row[-1] for row in parts.rows}
     assert isinstance(shares["queue"], float)
     assert shares["queue"] > 0.8
+
+
+def test_a_sure_difference_of_the_ttft_stands_first() -> None:
+    """With the part that makes it, where neither was overloaded."""
+    variants = {"a": ENGINE, "b": replaced(ENGINE, slow=1.8)}
+    _, findings = play(COMPARE, asked(rate=1.0), ENGINE, variants=variants)
+    said = r"b is \d\d % slower than a at TTFT P\d\d; prefill makes most of it; sure at 95 %."
+    assert re.fullmatch(said, findings.answer[0])
 
 
 def test_the_same_system_beside_itself_is_not_worse() -> None:
