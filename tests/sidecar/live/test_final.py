@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import aiohttp
@@ -17,16 +19,18 @@ from logs import request_log
 from msgspec import structs
 
 from correlator.opening import open_run
+from exporter.html.page import as_parts
 from exporter.prometheus.page import LivePage, families
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import EngineCounts, Snapshot
 from exporter.prometheus.table import ENGINE_HISTOGRAMS
+from exporter.report.verdict import verdict_of
 from loadgen.requests.table.fold import InFlightRequest
 from rundir.clock import anchor
 from rundir.columns import take
 from scraper.window.quantities import Histogram
 from scraper.window.window import Window
-from sidecar.live.final import final, linger, patience_s
+from sidecar.live.final import final, linger, patience_s, recorded
 from sidecar.live.quantiles import estimated
 from sidecar.live.tally import Tally, TallySample
 from sidecar.live.view import LiveRun
@@ -53,6 +57,11 @@ def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
         level: None if value is None else pytest.approx(value / 1e3, rel=1e-12)
         for level, value in (("0.5", ttft_ms.p50), ("0.99", ttft_ms.p99))
     }
+    verdict = verdict_of(summary)
+    assert last.verdict == (verdict.state, verdict.cause)
+    page = as_parts(summary, recorded(derived.run, derived.parts))["sections"]
+    text = unescape(re.sub("<[^>]*>", "", page)).replace("\N{NO-BREAK SPACE}", " ")
+    assert verdict.headline in text
     queue = summary.correlation.breakdown.queue_ms
     sum_s = sum(histogram.sum_s for (part, _), histogram in last.parts.ttft.items() if part == "queue")
     if queue.mean is not None and not summary.correlation.breakdown.means_only:
