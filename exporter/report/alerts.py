@@ -50,6 +50,11 @@ def is_failing(summary: Summary) -> bool:
     return summary.client.outage is not UNSET or failed >= FAILING_IN_PART * requests.sent > 0
 
 
+def restarted(summary: Summary) -> bool:
+    """Return whether an engine restarted and served again."""
+    return any(warning.startswith("the engine at ") and " restarted (" in warning for warning in summary.warnings)
+
+
 def failed_line(summary: Summary) -> str:
     """Return the warning on requests that did not succeed; "" without failures."""
     client = summary.client

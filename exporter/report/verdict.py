@@ -24,7 +24,7 @@ from exporter.report.advice import (
     generator_held_up,
     observed,
 )
-from exporter.report.alerts import FAILING_IN_PART, damage_of, failed_line, is_failing, loss_lines
+from exporter.report.alerts import FAILING_IN_PART, damage_of, failed_line, is_failing, loss_lines, restarted
 from exporter.report.load import overload
 from exporter.report.tables.breakdown import source_words
 from exporter.summary.breakdown import Breakdown, E2eBreakdown, E2ePart, TtftPart, is_certain, json_name, label_of
@@ -75,8 +75,15 @@ def verdict_of(summary: Summary) -> RunVerdict:
         figures=list(_figures(summary)),
         parts=[] if too_many_failed(summary.client.requests) else parts,
         why=judged.why or where_it_went(summary),
-        do=as_sentence(advice.cure),
+        do=as_sentence(advice.cure if judged.state != "failing" else _cure_of(summary) or advice.cure),
     )
+
+
+def _cure_of(summary: Summary) -> str:
+    """Return advice on failures, "" for an unknown kind."""
+    if restarted(summary) and summary.client.outage is UNSET:
+        return "look at the engine's log for why it ended; it runs again"
+    return cure_of_failures(next(iter(summary.client.errors), ""))
 
 
 def verdict_blocks(verdict: RunVerdict) -> Iterator[Block]:
@@ -131,12 +138,14 @@ def _of_requests(summary: Summary) -> JudgedState | None:
     failed = requests.failed + requests.refused
     part = "" if too_many_failed(requests) else " in part"
     head = f"Failing{part}: {failed:,} of {requests.sent:,} requests did not succeed."
+    if restarted(summary) and outage is UNSET:
+        head = f"{head.removesuffix('.')}; the engine restarted, and answers again."
     if outage is not UNSET:
         head = f"Failing: the server answered none of {requests.sent:,} requests."
         if outage.at_ns is not None:
             since = f"{iso_ms(outage.at_ns)[11:19]} UTC, {outage.at_s:.1f} s into the load"
             head = f"Failing since {since}: the server stopped answering."
-    return JudgedState("failing", head, "server", failed_line(summary))
+    return JudgedState("failing", head, "server", f"Errors: {failed_line(summary).partition(': ')[2]}")
 
 
 def _of_generator(summary: Summary) -> JudgedState | None:
@@ -369,11 +378,11 @@ def current_verdict(now: Current) -> RunVerdict:
         )
     if judged.state == "overloaded" and now.served_per_s:
         do += f"; or send less than {cell(now.served_per_s)} requests/s"
-    restarted = "" if now.restarted_s is None else f" The engine restarted {now.restarted_s:.0f} s ago."
+    begun_anew = "" if now.restarted_s is None else f" The engine restarted {now.restarted_s:.0f} s ago."
     return RunVerdict(
         state=judged.state,
         cause=judged.cause or (largest.part if largest else "none"),
-        headline=f"{judged.headline}{restarted}",
+        headline=f"{judged.headline}{begun_anew}",
         figures=[
             _served(now.served_per_s, now.offered_per_s),
             *_percentiles("ttft", now.ttft_ms, now.objectives or (), off=math.inf),

@@ -68,7 +68,7 @@ def test_nothing_is_concluded_where_too_many_failed(failed: int, kind: str, conc
     verdict = verdict_of(replace(whole, client=client))
     assert ("failing", "server") == (verdict.state, verdict.cause)
     assert concluded == bool(verdict.parts)
-    assert concluded == ("find out" not in verdict.do.lower() and "send less" not in verdict.do.lower())
+    assert kind == "odd" or verdict.do.lower().startswith(("find out", "send less"))
 
 
 def test_the_advice_on_resets_holds_for_those_before_any_response():

@@ -114,6 +114,7 @@ GROWING = replace(
     BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="growing", capacity_per_s=3.0)
 )
 UNDECIDED = replace(BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="undecided"))
+RESTARTED = "the engine at http://e/metrics restarted (1 x): its counts from just before that are lost"
 LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48})
 
 
@@ -131,6 +132,7 @@ LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48}
         (run_with(client=client(requests={"ok": 98, "failed": 2})), "failing", "server"),
         (run_with(client=client(requests={"ok": 199, "sent": 200, "failed": 1})), "not_judged", "queue"),
         (run_with(client=client(outage=LOST), self_check=HELD_UP), "failing", "server"),
+        (run_with(client=client(requests={"ok": 60, "failed": 40}), warnings=[RESTARTED]), "failing", "server"),
         (run_with(integrity=replace(BLOCKED.integrity, disagreements=["x"]), methodology=GROWING), "untrusted", "data"),
         (run_with(client=client(requests={"ok": 0, "sent": 0})), "not_judged", "none"),
         (summaries.summary(summaries.uncorrelated("no page")), "healthy", "none"),
@@ -138,7 +140,7 @@ LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48}
     ids=[
         "a wait without an objective", "met", "missed", "unknown", "too short", "overloaded", "held up",
         "held up by less than matters", "two in a hundred", "one in two hundred", "no answer",
-        "damaged", "nothing sent", "no page",
+        "restarted", "damaged", "nothing sent", "no page",
     ],
 )  # fmt: skip
 def test_the_state_follows_from_the_summary(summary: Summary, state: str, cause: str):
@@ -152,6 +154,13 @@ def test_an_objective_of_a_percentile_stands_beside_its_figure():
     shown = {figure.name: figure for figure in verdict_of(run_with(client=client(slo=slo(False)))).figures}
     assert ("1,234 ms (< 500 ms: MISSED)", True) == (shown["ttft_p99"].text, shown["ttft_p99"].bad)
     assert ("180 ms", False) == (shown["ttft_p50"].text, shown["ttft_p50"].bad)
+
+
+def test_of_an_engine_that_restarted_the_verdict_says_that_it_answers_again():
+    """Who is on call looks for why it ended, not for whether it runs."""
+    verdict = verdict_of(run_with(client=client(requests={"ok": 60, "failed": 40}), warnings=[RESTARTED]))
+    assert verdict.headline.endswith("the engine restarted, and answers again.")
+    assert verdict.do.endswith("it runs again.")
 
 
 def test_since_when_a_server_fails_is_a_time_of_day_and_an_offset():
