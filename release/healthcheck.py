@@ -76,11 +76,17 @@ def is_well(host: str, port: int) -> bool:
     except (OSError, http.client.HTTPException):
         secure = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=anybody)
     try:
-        return _status(secure) < http.client.INTERNAL_SERVER_ERROR
+        secure.connect()
     except ssl.SSLError:
         return True  # it wants a certificate of ours
-    except (OSError, http.client.HTTPException):
+    except OSError:
         return False
+    try:
+        return _status(secure) < http.client.INTERNAL_SERVER_ERROR
+    except TimeoutError:
+        return False
+    except (OSError, http.client.HTTPException):
+        return True  # as above, and it hangs up behind the handshake
 
 
 def _status(connection: http.client.HTTPConnection) -> int:
