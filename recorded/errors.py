@@ -7,6 +7,7 @@
   + TargetNotMeasured       3  the target was loaded, but no request succeeded, or none any more
   + CannotWrite             3  a file of the run directory cannot be written
   + DamagedRun              3  records are missing of a run that ended by itself; its results are written all the same
+  + LoadIncomplete          3  a share of the load was not sent, since a node was lost; its results are written
   + WorkerDied              3  one of our own processes ended before its work was done
   + Interrupted           130  stopped by the user or by --deadline; the records up to then are kept
 
