@@ -18,6 +18,7 @@ from exporter.prometheus.snapshot import Snapshot
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from recorded.errors import ConfigurationError
 from rundir.printable.numbers import count_of
+from rundir.printable.text import printable
 from scraper.targets.target import STALE_TICKS
 from sidecar.live.sending import sending as sending_to
 from sidecar.options.access import guard_of
@@ -72,6 +73,8 @@ async def look_on(shared: Watch) -> None:
                 f"the spans of gateway {service or 'without a service.name'} do not say when its first output left, so "
                 f"some of its time counts as network: set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span"
             )
+        if (verdict := shared.view.fresh_verdict()) and shared.progress.mode != "panel":
+            shared.progress.stage(printable(verdict))
         for text in breaks:  # which the report finds in the logs
             shared.progress.warn(f"in the last minute {text}")
         if asyncio.get_running_loop().time() > last_summary_s + SUMMARY_EVERY_S:

@@ -75,7 +75,7 @@ class WatchView:
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
         self._half_known: dict[str, bool] = {}  # gateways that do not say their first output, and whether that was said
         self._verdict: tuple[str, str] | None = None
-        self._judged_ns = -round(VERDICT_S * 1e9)
+        self._judged_ns, self._news = -round(VERDICT_S * 1e9), ""
         self._breaks: Mapping[Break, str] = {}
         self._said_breaks: set[Break] = set()
 
@@ -231,7 +231,14 @@ class WatchView:
         """Renew the verdict of the page, at most each VERDICT_S."""
         if now_ns >= self._judged_ns + round(VERDICT_S * 1e9):
             verdict, self._judged_ns = self.verdict(now_ns, stale_s=stale_s), now_ns
+            if verdict.state != (self._verdict or ("not_judged",))[0]:
+                self._news = f"{verdict.headline} Why: {verdict.why} Do this: {verdict.do}"
             self._verdict = verdict.state, verdict.cause
+
+    def fresh_verdict(self) -> str:
+        """Return the verdict in a line if its state is another than before, once; else ""."""
+        news, self._news = self._news, ""
+        return news
 
     def snapshot(self, *, restarts: int, scraper_restarts: int = 0, unwritten: int = 0) -> Snapshot:
         usage = resource.getrusage(resource.RUSAGE_SELF)

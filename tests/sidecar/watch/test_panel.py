@@ -115,6 +115,26 @@ def test_the_page_names_the_largest_part_of_the_ttft_where_it_is_certain(tmp_pat
     assert getattr(state.recent.group.breakdown, f"{part}_ms").share_of_ttft == share
 
 
+def test_another_state_is_news_once(tmp_path: Path):
+    """A log without a panel has it in a line: the first, then that requests only fail."""
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
+        log, news = SpanLog(tmp_path / "spans-000000.log"), []
+        for second, failed in ((10, False), (110, True)):
+            for number in range(20):
+                spans = traced(100 * second + number, failed=failed)
+                log.append(export(spans[:1] if failed else spans, at_s=second))
+            view.poll(NOON + (second + 1) * S)
+            view.poll(NOON + (second + 40) * S)
+            for _ in range(2):
+                view.judge(NOON + (second + 40) * S, stale_s=9.0)
+                news.append(view.fresh_verdict())
+        log.close()
+        shown = view.snapshot(restarts=0).verdict
+    assert [True, False, True, False] == [bool(text) for text in news]
+    assert news[2].startswith("Failing since")
+    assert shown == ("failing", "server")
+
+
 def test_no_part_is_the_largest_while_requests_only_fail(tmp_path: Path):
     """From five failures in a row until a request succeeds again."""
     with WatchView(tmp_path, run_id="r", read_s=inf) as view:
