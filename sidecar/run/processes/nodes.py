@@ -229,7 +229,10 @@ def _link(ray: Any, agent: Any, node: str, address: tuple[str, int], lost: dict[
         return gone()
 
     def gone() -> WorkerDied:
-        return WorkerDied("process.ended", f"is lost: {lost[node]}")
+        return WorkerDied("process.ended", end())
+
+    def end() -> str:
+        return f"is lost: {lost[node]}" if node in lost else ""
 
     async def again(since_s: float, error: Exception) -> None:
         is_late = asyncio.get_running_loop().time() - since_s > ASKED_AGAIN_S
@@ -268,7 +271,7 @@ def _link(ray: Any, agent: Any, node: str, address: tuple[str, int], lost: dict[
             else:
                 return
 
-    return Link(node=node, call=call, stream=stream)
+    return Link(node=node, lost=end, call=call, stream=stream)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -58,11 +58,14 @@ class Cable:
     def __init__(self, agent: Agent, *, breaks_after: int = 0) -> None:
         self.is_cut, self.streams = False, 0
         self._agent, self._left = agent, breaks_after
-        self.link = Link(node="east", call=self._call, stream=self._stream)
+        self.link = Link(node="east", lost=self._lost, call=self._call, stream=self._stream)
+
+    def _lost(self) -> str:
+        return "is lost: the cable is cut" if self.is_cut else ""
 
     def _check(self) -> None:
         if self.is_cut:
-            raise WorkerDied("process.ended", "is lost: the cable is cut")
+            raise WorkerDied("process.ended", self._lost())
 
     async def _call(self, name: str, *arguments: Any) -> Any:
         self._check()
