@@ -126,7 +126,7 @@ def _why_slow(summary: Summary) -> Iterator[str]:
     growing = summary.methodology.stability.verdict == "growing"
     is_said = tail.largest and [tail.largest] == observed(summary).large  # the bar shows it
     sentences = [*(() if is_said else [tail.sentence]), *(() if growing else _from_which_queue(tail))]
-    if shown := [*sentences, *_differences(tail)]:
+    if shown := [*sentences, *_differences(tail, but=str(tail.largest) if is_said else "")]:
         yield " ".join(shown)
 
 
@@ -144,12 +144,12 @@ def _from_which_queue(tail: TailAttribution) -> Iterator[str]:
         )
 
 
-def _differences(tail: TailAttribution) -> Iterator[str]:
-    """Yield the main cause of differences in TTFT between requests, if one dominates."""
+def _differences(tail: TailAttribution, *, but: str) -> Iterator[str]:
+    """Yield the main cause of differences in TTFT between requests, if one dominates; not of part `but`."""
     shares, mean_ms, std_ms = tail.variance_share, tail.mean_ms, tail.std_ms
     if not shares or not mean_ms or not std_ms or std_ms < HARDLY_RATIO * mean_ms:
         return
     name, share = ranked(shares)[0]
-    if share >= MOSTLY and not (name == "other" and tail.merged):
+    if share >= MOSTLY and name != but and not (name == "other" and tail.merged):
         how = "almost entirely" if share >= NEARLY_ALL else "mostly"
         yield f"Differences in TTFT between requests come {how} from {CAUSES[name]}."
