@@ -22,7 +22,7 @@ from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table.log import RequestLog
-from recorded.clocks import NodeTime, clock_errors_ns
+from recorded.nodes import NodeTime, clock_errors_ns
 from rundir.columns import take
 from scraper.window.quantities import GatewayPage, quantities_of
 from scraper.window.summary import Endpoint, Server

@@ -15,7 +15,6 @@ import numpy as np
 from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
 from loadgen.requests.table.fold import RequestFold
 from loadgen.requests.table.log import RequestLog
-from recorded.clocks import ClockExchange, NodeClock, NodeTime, decode_clock, node_times, on_run_time
 from recorded.directory import MANIFEST, RAW, read_manifest
 from recorded.errors import ConfigurationError
 from recorded.events import Event, decode_event
@@ -28,9 +27,9 @@ from recorded.integrity import (
     agreements,
     disagreements,
     integrity,
-    lost_shares,
     never_dispatched,
 )
+from recorded.nodes import ClockExchange, NodeClock, NodeTime, decode_clock, lost_shares, node_times, on_run_time
 from recorded.run import Run
 from rundir.files import open_regular, require_directory
 from rundir.frames import LogTails

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.records import WorkerStat
 from loadgen.requests.table.log import RequestLog
-from recorded.clocks import NodeTime
 from recorded.events import NOTE, PHASE_END, PHASE_START, Event
 from recorded.integrity import NOTHING_READ, Integrity
+from recorded.nodes import NodeTime
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series

@@ -16,7 +16,7 @@ import numpy as np
 
 from correlator.exact.table import SLACK_S, Joined
 from loadgen.requests.table.log import RequestLog
-from recorded.clocks import NodeTime, clock_errors_ns
+from recorded.nodes import NodeTime, clock_errors_ns
 from rundir.columns import Bools, Floats, Ints
 
 NO_PAIRS = "no request was joined with stamps of the engine's clock"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.requests.table.log import unknown_requests
-from recorded.clocks import (
+from recorded.nodes import (
     EDGE,
     ClockExchange,
     NodeClock,

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from recorded.clocks import EDGE, LOG, ClockExchange, NodeClock, encode_clock, tightest
 from recorded.directory import RAW
 from recorded.errors import WorkerDied
+from recorded.nodes import EDGE, LOG, ClockExchange, NodeClock, encode_clock, tightest
 from rundir.clock import AnchoredClock
 from rundir.frames import FrameLog
 from sidecar.run.processes.remote import Link, RemotePlace

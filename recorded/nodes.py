@@ -1,4 +1,4 @@
-"""Clocks of nodes against the conductor's: exchanges of stamps, offsets, and their bounds.
+"""Nodes of a run: their clocks against the conductor's, and the shares of the load that were lost with them.
 
 The conductor stamps, a node answers with its own stamp, the conductor stamps again: whatever the two ways took, the
 node's stamp lies between, so that half of the round trip bounds the error of the middle.
@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from loadgen.driver import is_share
+from loadgen.records import PlannedRequest, read_plan
 from loadgen.requests.table.log import STAMPS, RequestLog
+from recorded.directory import RAW
+from recorded.events import PHASE_START, WORKER_LOST, Event
 from rundir.columns import Ints, with_columns
+from rundir.fields import NO_UNIT, Count, Reason, doc
+from rundir.framing import UNREADABLE
 
 LOG = "clocks-{}.log"  # by the node's number
 EDGE = 60  # exchanges before the load, and as many after it
@@ -133,3 +141,75 @@ def on_run_time(requests: RequestLog, nodes: Sequence[NodeTime], scheduled: Ints
 
 def _moved(stamps_ns: Ints, by_ns: Ints) -> Ints:
     return np.where(stamps_ns >= 0, stamps_ns + by_ns, stamps_ns)
+
+
+class LostShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of a load worker that was lost with its node: requests of the phase that no other has sent."""
+
+    worker: Annotated[int, doc("Its number.", NO_UNIT)]
+    reason: Annotated[Reason, doc("How it was lost.")]
+    phase: Annotated[str, doc("The phase of the load.")]
+    noticed_s: Annotated[float, doc("When that was noticed, from the start of the phase.", "s")]
+    last_s: Annotated[float | None, doc("Its last recorded stamp, from there; null: none.", "s")]
+    planned: Annotated[Count, doc("Its share, the sum of the next four.", "requests")]
+    recorded: Annotated[Count, doc("Recorded to their end.", "requests")]
+    in_part: Annotated[Count, doc("Recorded in part.", "requests")]
+    due: Annotated[Count, doc("Due before the loss was noticed, and not recorded.", "requests")]
+    unsent: Annotated[Count, doc("Never sent.", "requests")]
+    per_s_before: Annotated[float | None, doc("Rate of all submissions up to its last stamp.", "requests/s")]
+    per_s_after: Annotated[float | None, doc("Rate of all submissions after it.", "requests/s")]
+
+
+class _WorkerLost(msgspec.Struct, frozen=True, kw_only=True):
+    """The data of the event of a lost worker."""
+
+    phase: str
+    worker: int
+    workers: int
+    seats: int | None
+    reason: str
+
+
+def _planned_share(path: Path, lost: _WorkerLost) -> Iterator[PlannedRequest]:
+    """Yield the planned requests of a lost worker. Raises what UNREADABLE lists, and OSError."""
+    plans = {plan.name: plan for plan in (path / RAW).glob("plan-*.log")}
+    return (
+        each
+        for each in read_plan(plans[f"plan-{lost.phase}.log"])
+        if is_share(each, workers=lost.workers, worker=lost.worker, seats=lost.seats)
+    )
+
+
+def lost_shares(path: Path, events: Sequence[Event], requests: RequestLog) -> Iterator[LostShare]:
+    """Yield the shares of lost load workers, from a run directory's plans and its requests."""
+    starts_ns = {str(event.data.get("phase")): event.at_ns for event in events if event.name == PHASE_START}
+    for event in (each for each in events if each.name == WORKER_LOST):
+        try:
+            lost = msgspec.convert(event.data, _WorkerLost)
+            start_ns, planned = starts_ns[lost.phase], list(_planned_share(path, lost))
+        except (*UNREADABLE, OSError):  # no conductor has written it
+            continue
+        phase, worker = lost.phase, lost.worker
+        rows = (requests.phase == phase) & (requests.worker == worker)
+        sent = set(requests.index[rows].tolist())
+        recorded = int((requests.end_ns[rows] >= 0).sum())
+        last_ns = int(max(requests.end_ns[rows].max(), requests.dispatch_ns[rows].max())) if sent else -1
+        due = sum(0 <= each.offset_ns < event.at_ns - start_ns and each.index not in sent for each in planned)
+        whole = sum(1 + len(each.turns) for each in planned)
+        submitted_ns = requests.dispatch_ns[requests.phase == phase]
+        ended_ns, lost_ns = int(submitted_ns.max(initial=0)), max(last_ns, start_ns)
+        before = int((submitted_ns <= lost_ns).sum())
+        yield LostShare(
+            worker=worker,
+            reason=lost.reason,
+            phase=phase,
+            noticed_s=(event.at_ns - start_ns) / 1e9,
+            last_s=(last_ns - start_ns) / 1e9 if sent else None,
+            planned=whole,
+            recorded=recorded,
+            in_part=len(sent) - recorded,
+            due=due,
+            unsent=whole - len(sent) - due,
+            per_s_before=before / (lost_ns - start_ns) * 1e9 if lost_ns > start_ns else None,
+            per_s_after=(len(submitted_ns) - before) / (ended_ns - lost_ns) * 1e9 if ended_ns > lost_ns else None,
+        )
