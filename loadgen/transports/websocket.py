@@ -196,8 +196,8 @@ async def _is_quiet(connection: aiohttp.ClientWebSocketResponse) -> bool:
 def _cut(connection: aiohttp.ClientWebSocketResponse) -> None:
     """End a connection at once, without the closing handshake. The handshake would have to be waited for."""
     sock = connection.get_extra_info("socket")
-    if sock is None or sock.fileno() < 0:
-        return
-    # A duplicate, because the socket that an event loop shows may not be shut.
-    with socket.socket(fileno=os.dup(sock.fileno())) as duplicate, contextlib.suppress(OSError):
-        duplicate.shutdown(socket.SHUT_RDWR)
+    if sock is not None and sock.fileno() >= 0:
+        # A duplicate, because the socket that an event loop shows may not be shut.
+        with socket.socket(fileno=os.dup(sock.fileno())) as duplicate, contextlib.suppress(OSError):
+            duplicate.shutdown(socket.SHUT_RDWR)
+    connection._response.close()  # noqa: SLF001  aiohttp keeps it until garbage collection otherwise
