@@ -133,6 +133,8 @@ def _connected(address: str) -> Any:
                 "ray.unreachable", f"--ray {address}: {error.strerror or error}; give the address of a cluster's head"
             ) from error
     try:
+        # What it hears of nodes it would print among our results on standard output, whatever log_to_driver says.
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None  # noqa: SLF001  there is no setting
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except ConnectionError as error:
         cure = "start a cluster with: ray start --head" if address == "auto" else "is RAY_AUTH_TOKEN the cluster's?"
