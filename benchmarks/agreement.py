@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from scraper.window.window import Window
+from sidelight.scraper.window.window import Window
 
 ROUNDING = 1e-9
 LISTED = 8  # differences of one type and field; the rest are counted

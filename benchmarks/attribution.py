@@ -23,14 +23,14 @@ from quantiles import linear
 from recordings import SHARED, Case, case_of
 from simulated_cases import CHUNKED, Load, simulated
 
-from correlator.attribute import attribute
-from correlator.estimate.intervals import Observed, observe
-from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
-from correlator.estimate.table import Attribution
-from rundir.stats import Missing
-from scraper.engines.catalogue import catalogue
-from scraper.exposition import histograms
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.attribute import attribute
+from sidelight.correlator.estimate.intervals import Observed, observe
+from sidelight.correlator.estimate.percentiles import ServerPercentiles, server_percentiles
+from sidelight.correlator.estimate.table import Attribution
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.catalogue import catalogue
+from sidelight.scraper.exposition import histograms
+from sidelight.scraper.series.table import EndpointSeries
 
 Floats = npt.NDArray[np.float64]
 

@@ -22,9 +22,9 @@ from typing import Self, cast
 import uvloop
 from receiver import export
 
-from scraper.spans.log import SpanLog
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
+from sidelight.scraper.spans.log import SpanLog
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import ReceiverSpec
 
 SIZES = {10: 40, 500: 4, 5000: 1}  # spans of an export, and how many exports are sent in a round
 WARM = 5  # rounds before those that count

@@ -34,8 +34,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from watch import SCOPES, Traffic, page_of, receiver, use
 
-from rundir.access import Access
-from scraper.spans.forward import CollectorConnection, Unavailable
+from sidelight.rundir.access import Access
+from sidelight.scraper.spans.forward import CollectorConnection, Unavailable
 
 PARTS = ("network", "gateway", "queue", "prefill", "other")
 DELAY_S = {"engine": 0.0, "gateway": 1.0, "client": 2.0}  # of the batches of a service
@@ -99,7 +99,7 @@ async def started(number: int, total: int, scratch: str) -> Shard:
     """Start a watch, and wait until it receives."""
     path = Path(scratch) / f"shard-{number}"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidecar", "watch", "--shard", f"{number}/{total}", "--json", "--out", str(path)),
+        *(sys.executable, "-m", "sidelight", "watch", "--shard", f"{number}/{total}", "--json", "--out", str(path)),
         *("--otlp-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
@@ -240,7 +240,7 @@ def as_one(shards: list[Shard], scratch: str) -> dict[str, object]:
     """Report the shards as one, and return what it took and counted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ran = subprocess.run(
-        [sys.executable, "-m", "sidecar", "report", *(str(shard.path) for shard in shards), "--as-one", "--json",
+        [sys.executable, "-m", "sidelight", "report", *(str(shard.path) for shard in shards), "--as-one", "--json",
          "--output", f"{scratch}/as-one"], stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import uvloop
 
-from loadgen.records import PlannedRequest
-from loadgen.transports.http import Pool, origin_of
-from loadgen.transports.transport import Exchange, WorkerSpec
-from loadgen.transports.websocket import WebSocketTransport
-from rundir.access import Tls, tls_context
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.loadgen.transports.http import Pool, origin_of
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec
+from sidelight.loadgen.transports.websocket import WebSocketTransport
+from sidelight.rundir.access import Tls, tls_context
+from sidelight.rundir.clock import AnchoredClock
 
 WORK_S = 0.001
 CONTROL_S = 5.0

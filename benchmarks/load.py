@@ -28,7 +28,7 @@ from load_clients import Bench, Load, Outcome, measure
 from numpy.typing import NDArray
 from scipy import stats
 
-from loadgen.transports.lateness import add_counts, quantile_ns
+from sidelight.loadgen.transports.lateness import add_counts, quantile_ns
 
 Row = dict[str, float | str]
 

@@ -16,11 +16,19 @@ from typing import IO, Any, Literal, Self
 
 import numpy as np
 
-from loadgen.plan.arrivals import Arrival, schedule
-from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record, plan_end, read_log, read_plan
-from loadgen.requests.table.fold import assemble
-from loadgen.requests.table.log import RequestLog
-from rundir.frames import FrameLog
+from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.loadgen.records import (
+    PlannedRequest,
+    RequestPart,
+    WorkerStat,
+    append_record,
+    plan_end,
+    read_log,
+    read_plan,
+)
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.frames import FrameLog
 
 PORT = 38_471
 URL = f"http://127.0.0.1:{PORT}"
@@ -149,7 +157,7 @@ def _start_worker(number: int, load: Load, out: Path, offset_ns: int) -> subproc
     }  # fmt: skip
     pinned = ["taskset", "-c", str(load.cores[1])] if load.cores is not None and load.workers == 1 else []
     child = subprocess.Popen(
-        [*pinned, sys.executable, "-m", "loadgen.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*pinned, sys.executable, "-m", "sidelight.loadgen.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     _tell(child, spec)
     return child

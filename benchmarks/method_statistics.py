@@ -32,9 +32,9 @@ from method_studies import ENGINES, Ledger, Result
 from queues import served, took
 from scipy.stats import binomtest
 
-from correlator.statistics.intervals import quantiles
-from methodology.compare import Comparison, of_family, paired
-from methodology.measures.looks import LOOKS
+from sidelight.correlator.statistics.intervals import quantiles
+from sidelight.methodology.compare import Comparison, of_family, paired
+from sidelight.methodology.measures.looks import LOOKS
 
 Floats = npt.NDArray[np.float64]
 

@@ -19,21 +19,21 @@ from recordings import log_of
 from virtual_runs import VirtualLoad, workload_of
 from virtual_study import play, run_step
 
-from correlator.breakdown import break_down
-from correlator.estimate.table import nothing
-from correlator.exact.table import unjoined
-from correlator.load.stability import Stability
-from loadgen.requests.metrics import request_metrics
-from methodology.procedures.throughput import THROUGHPUT
-from methodology.procedures.ttft import TTFT
-from methodology.search import AT_SLO, LONG_S
-from methodology.study.model import Done, Finished, Parameters, Scale, Step, StepData, StudySettings
-from methodology.study.outcome import outcome
-from methodology.study.planning import decide
-from methodology.study.saturation import measured_capacity, saturation
-from rundir.columns import Floats, take
-from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import EPOCH_NS, SimulatedLoad, VirtualServer
+from sidelight.correlator.breakdown import break_down
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.table import unjoined
+from sidelight.correlator.load.stability import Stability
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.methodology.procedures.throughput import THROUGHPUT
+from sidelight.methodology.procedures.ttft import TTFT
+from sidelight.methodology.search import AT_SLO, LONG_S
+from sidelight.methodology.study.model import Done, Finished, Parameters, Scale, Step, StepData, StudySettings
+from sidelight.methodology.study.outcome import outcome
+from sidelight.methodology.study.planning import decide
+from sidelight.methodology.study.saturation import measured_capacity, saturation
+from sidelight.rundir.columns import Floats, take
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.simulator.virtual import EPOCH_NS, SimulatedLoad, VirtualServer
 
 Result = dict[str, Any]
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from scraper.exposition import PageReader, parse
+from sidelight.scraper.exposition import PageReader, parse
 
 ROUNDS = 15
 SIZES = (100_000, 1_000_000)

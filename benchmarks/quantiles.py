@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scraper.quantiles import estimate, fit, read, read_rows
-from scraper.quantiles.intervals import sound
+from sidelight.scraper.quantiles import estimate, fit, read, read_rows
+from sidelight.scraper.quantiles.intervals import sound
 
 Float64 = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int, float], Float64]

@@ -32,7 +32,7 @@ import numpy as np
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.series.log import ScrapeRow, read_log
+from sidelight.scraper.series.log import ScrapeRow, read_log
 
 INTERVAL_S = 0.25
 EMPTY_EXPORTS, EMPTY_SPANS = 40, 20_000
@@ -137,7 +137,7 @@ async def measured(options: argparse.Namespace) -> list[str]:
         arguments = ["--otlp-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--json", "--metrics", page]
         arguments += ["--scrape-interval", str(INTERVAL_S), "--out", f"{scratch}/watch"]
         watch = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sidecar", "watch", *arguments),
+            *(sys.executable, "-m", "sidelight", "watch", *arguments),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )

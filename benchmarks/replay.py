@@ -38,15 +38,15 @@ from aiohttp import web
 from msgspec import to_builtins
 from numpy.typing import NDArray
 
-from exporter.server_metrics import jsonl
-from exporter.server_metrics.json import document
-from exporter.server_metrics.source import MetricsSource
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build
-from scraper.targets.scrape import Scrape
-from scraper.window.statistics import gauge_stats
-from scraper.window.window import Window
-from sidecar.run import open_run
+from sidelight.exporter.server_metrics import jsonl
+from sidelight.exporter.server_metrics.json import document
+from sidelight.exporter.server_metrics.source import MetricsSource
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import EndpointSeries, build
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.scraper.window.statistics import gauge_stats
+from sidelight.scraper.window.window import Window
+from sidelight.sidecar.run import open_run
 
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[2] / "shared"))
 STILL_S = 1.5  # at both ends, beside what the recording itself has
@@ -155,7 +155,7 @@ async def _both(options: argparse.Namespace, replay: Replay, out: Path) -> None:
         await site.start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         sidelight = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sidecar", "scrape", "--url", url, "--metrics", f"{url}/metrics",
+            sys.executable, "-m", "sidelight", "scrape", "--url", url, "--metrics", f"{url}/metrics",
             "--scrape-interval", str(INTERVAL_S), "--out", str(out / "sidelight"), "--quiet",
             stdout=asyncio.subprocess.DEVNULL,
         )  # fmt: skip

@@ -31,16 +31,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.protocols.reading.reply import unpack
-from loadgen.records import PlannedRequest, RequestPart, append_record, plan_end, read_log, read_plan
-from loadgen.requests.table.fold import assemble
-from loadgen.transports.packing import pack
-from rundir.frames import FrameLog, read_frames
-from scraper.exposition import Series
-from scraper.series.log import ScrapeLog, ScrapeRow
-from scraper.series.log import read_log as read_scrapes
-from scraper.targets.scrape import Scrape
-from sidecar.report import derive
+from sidelight.loadgen.protocols.reading.reply import unpack
+from sidelight.loadgen.records import PlannedRequest, RequestPart, append_record, plan_end, read_log, read_plan
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.transports.packing import pack
+from sidelight.rundir.frames import FrameLog, read_frames
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.log import ScrapeLog, ScrapeRow
+from sidelight.scraper.series.log import read_log as read_scrapes
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.sidecar.report import derive
 
 RECORDING = Path(__file__).parents[1] / "tests" / "golden" / "vllm_plain"
 STEP_NS = 12_000_000
@@ -166,7 +166,7 @@ def command(path: Path, repeat: int) -> tuple[float, float, float]:
     cpus_s, took_s = [], []
     for _ in range(repeat):
         before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        subprocess.run([sys.executable, "-m", "sidecar", "report", str(path)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "sidelight", "report", str(path)], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpus_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         took_s.append(time.monotonic() - began_s)

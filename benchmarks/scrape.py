@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 from parse import RECORDING, pages, with_engines
 
-from rundir.frames import read_frames
-from scraper.series.log import LogReader
-from scraper.targets.target import offset_ns
+from sidelight.rundir.frames import read_frames
+from sidelight.scraper.series.log import LogReader
+from sidelight.scraper.targets.target import offset_ns
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -96,7 +96,11 @@ async def _measure(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="sidelight-bench-") as scratch:
         log = Path(scratch) / "scrapes.log"
         worker = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "scraper.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "sidelight.scraper.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
         )
         with suppress(OSError):  # one core alone
             os.sched_setaffinity(worker.pid, {0})

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from queues import loaded
 
-from correlator.load.stability import verdict
+from sidelight.correlator.load.stability import verdict
 
 PER_S = 6.0
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from parse import pages
 
-from scraper.series.log import Encoder, LogReader
-from scraper.series.table import EndpointSeries, build
-from scraper.targets.scrape import Scrape
+from sidelight.scraper.series.log import Encoder, LogReader
+from sidelight.scraper.series.table import EndpointSeries, build
+from sidelight.scraper.targets.scrape import Scrape
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from load_clients import Bench, Load, Outcome, measure
 
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.self_check.check import SelfCheck, self_check
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.self_check.check import SelfCheck, self_check
 
 TOKENS = 200
 RATES_PER_S = (60.0, 200.0, 320.0)

@@ -65,7 +65,7 @@ def run(url: str, receiver: str, out: Path, given: argparse.Namespace, *, views:
     if views:
         extra = ["--listen", f"127.0.0.1:{page}", "--formats", FORMATS, "--otlp-export", receiver]
         extra += ["--prometheus-write", f"{receiver}/api/v1/write"]
-    command = [sys.executable, "-m", "sidecar", "run", *load, *extra]
+    command = [sys.executable, "-m", "sidelight", "run", *load, *extra]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(1.0)

@@ -27,8 +27,8 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from rundir.access import Access
-from scraper.spans.forward import CollectorConnection, Unavailable
+from sidelight.rundir.access import Access
+from sidelight.scraper.spans.forward import CollectorConnection, Unavailable
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -150,15 +150,17 @@ def use(root: int) -> Use:
 
 def receiver(root: int) -> int:
     """Return the child of a watch that receives spans."""
-    return next(pid for pid in use(root).mb if b"scraper.worker.spans" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return next(
+        pid for pid in use(root).mb if b"sidelight.scraper.worker.spans" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as scratch:
-        simulator = await _started("simulator", "--port", "0", "--exit-on-eof", stdin=asyncio.subprocess.PIPE)
+        simulator = await _started("sidelight.simulator", "--port", "0", "--exit-on-eof", stdin=asyncio.subprocess.PIPE)
         page = json.loads(await _line(simulator.stdout))["url"] + "/metrics"
         arguments = ["--otlp-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--json", "--metrics", page]
-        watch = await _started("sidecar", "watch", *arguments, "--out", f"{scratch}/watch", "--keep", options.keep)
+        watch = await _started("sidelight", "watch", *arguments, "--out", f"{scratch}/watch", "--keep", options.keep)
         url, target = "", ""
         while not (url and target):
             told = json.loads(await _line(watch.stderr)).get("stage", "")
@@ -257,7 +259,7 @@ async def _started(module: str, *arguments: str, stdin: int | None = None) -> as
         *("-m", module, *arguments),
         stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE if module == "sidecar" else None,
+        stderr=asyncio.subprocess.PIPE if module == "sidelight" else None,
     )
 
 

@@ -12,17 +12,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from correlator.estimate.assignment import IntervalTotals, Members, assign
-from correlator.estimate.conditioning import Estimate, estimate_parts, mark_impossible
-from correlator.estimate.intervals import Observed, ScrapeIntervals, observe, pooled
-from correlator.estimate.priors import Network, assume_network, measure_network
-from correlator.estimate.replicas import TOKENS, aligned, divided
-from correlator.estimate.table import Attribution, nothing, put
-from correlator.estimate.waits import Waits, read_waits, select
-from correlator.requests import RequestColumns, route
-from rundir.columns import Bools, Floats, Indices, texts_of
-from rundir.stats import Missing
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.estimate.assignment import IntervalTotals, Members, assign
+from sidelight.correlator.estimate.conditioning import Estimate, estimate_parts, mark_impossible
+from sidelight.correlator.estimate.intervals import Observed, ScrapeIntervals, observe, pooled
+from sidelight.correlator.estimate.priors import Network, assume_network, measure_network
+from sidelight.correlator.estimate.replicas import TOKENS, aligned, divided
+from sidelight.correlator.estimate.table import Attribution, nothing, put
+from sidelight.correlator.estimate.waits import Waits, read_waits, select
+from sidelight.correlator.requests import RequestColumns, route
+from sidelight.rundir.columns import Bools, Floats, Indices, texts_of
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.table import EndpointSeries
 
 TIGHT = 3
 CLEAR_JITTERS = 3.0

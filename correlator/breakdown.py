@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from correlator.attribute import NO_FIRST
-from correlator.estimate.table import BY_TIME, Attribution
-from correlator.exact.clock_offset import ClockOffsets, first_token_ns
-from correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
-from correlator.gateways import GatewayColumns, gateway_columns
-from correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Part
-from correlator.requests import RequestColumns
-from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
-from recorded.gateway_spans import GatewaySpan
-from rundir.columns import Bools, Floats, Ints, Texts, texts_of
-from scraper.engines.catalogue import INNER_TIMES
-from scraper.spans.request_times import InnerTimes
+from sidelight.correlator.attribute import NO_FIRST
+from sidelight.correlator.estimate.table import BY_TIME, Attribution
+from sidelight.correlator.exact.clock_offset import ClockOffsets, first_token_ns
+from sidelight.correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
+from sidelight.correlator.gateways import GatewayColumns, gateway_columns
+from sidelight.correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Part
+from sidelight.correlator.requests import RequestColumns
+from sidelight.loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
+from sidelight.recorded.gateway_spans import GatewaySpan
+from sidelight.rundir.columns import Bools, Floats, Ints, Texts, texts_of
+from sidelight.scraper.engines.catalogue import INNER_TIMES
+from sidelight.scraper.spans.request_times import InnerTimes
 
 SOURCES = ("trace", "response", "histogram", "none")
 ROUNDING = 1e-12  # of a whole: what is left of it by floating point

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.exact.table import SLACK_S
-from recorded.gateway_spans import FirstBy, GatewaySpan
-from rundir.columns import Floats, Texts
+from sidelight.correlator.exact.table import SLACK_S
+from sidelight.recorded.gateway_spans import FirstBy, GatewaySpan
+from sidelight.rundir.columns import Floats, Texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

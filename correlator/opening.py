@@ -13,24 +13,24 @@ from itertools import dropwhile, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recorded.directory import RAW, read_manifest
-from recorded.errors import ConfigurationError
-from recorded.events import NOTE, PHASE_END, PHASE_START, RECEIVER_DIED, Event, decode_event
-from recorded.failures import ErrorCount
-from recorded.integrity import together
-from recorded.logs import RunLogs, open_logs, require_logs
-from recorded.run import Run
-from rundir.files import NotRegular
-from rundir.frames import number_of, read_frames
-from rundir.framing import UNREADABLE
-from rundir.printable.text import first_of
-from scraper.series.log import FailureRecord, LogReader, ScrapeRow
-from scraper.series.table import SeriesTable
+from sidelight.recorded.directory import RAW, read_manifest
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.recorded.events import NOTE, PHASE_END, PHASE_START, RECEIVER_DIED, Event, decode_event
+from sidelight.recorded.failures import ErrorCount
+from sidelight.recorded.integrity import together
+from sidelight.recorded.logs import RunLogs, open_logs, require_logs
+from sidelight.recorded.run import Run
+from sidelight.rundir.files import NotRegular
+from sidelight.rundir.frames import number_of, read_frames
+from sidelight.rundir.framing import UNREADABLE
+from sidelight.rundir.printable.text import first_of
+from sidelight.scraper.series.log import FailureRecord, LogReader, ScrapeRow
+from sidelight.scraper.series.table import SeriesTable
 
 if TYPE_CHECKING:
-    from correlator.replay import Replayed
-    from scraper.spans.log import ReceiverLife, SpanLogRecord
-    from scraper.spans.received import ReceivedSpan
+    from sidelight.correlator.replay import Replayed
+    from sidelight.scraper.spans.log import ReceiverLife, SpanLogRecord
+    from sidelight.scraper.spans.received import ReceivedSpan
 
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
 _CLOCK_SET = "clock_set"  # event of builds that went on in the same directory
@@ -121,7 +121,7 @@ def require_all_shards(recorded: Sequence[tuple[Path, Mapping[str, Any]]]) -> No
 
 def _as_one(shards: Sequence[WatchRun], out: Path) -> WatchRun:
     """Return shards as one watch: it began with the first, and has ended when all have."""
-    from scraper.spans.log import summed  # noqa: PLC0415  protobuf takes a tenth of a second to import
+    from sidelight.scraper.spans.log import summed  # noqa: PLC0415  protobuf takes a tenth of a second to import
 
     manifests = [shard.manifest for shard in shards]
     counts = [shard.span_counts for shard in shards if shard.span_counts is not None]
@@ -195,7 +195,7 @@ class _WatchLogs(RunLogs):
 
         Its requests are those replayed elsewhere, or made of its spans. Raises ConfigurationError without a manifest.
         """
-        from scraper.spans.log import added_up  # noqa: PLC0415  protobuf takes a tenth of a second to import
+        from sidelight.scraper.spans.log import added_up  # noqa: PLC0415  protobuf takes a tenth of a second to import
 
         self._watched = watched
         run = super().run()
@@ -216,7 +216,7 @@ class _WatchLogs(RunLogs):
         return []
 
     def _take_record(self, _: Path, payload: bytes) -> SpanLogRecord | None:
-        from scraper.spans.log import StateRecord, decode, follow  # noqa: PLC0415  as above
+        from sidelight.scraper.spans.log import StateRecord, decode, follow  # noqa: PLC0415  as above
 
         self._ahead -= len(payload)
         record = decode(payload)
@@ -236,8 +236,8 @@ def _replayed(watches: Sequence[_WatchLogs], *, last: bool) -> Replayed:
 
     What was kept of a time by some shards only is left out: the sums of that time would be of a part of the requests.
     """
-    from correlator.replay import Replay  # noqa: PLC0415  as above
-    from scraper.spans.log import StateRecord  # noqa: PLC0415
+    from sidelight.correlator.replay import Replay  # noqa: PLC0415  as above
+    from sidelight.scraper.spans.log import StateRecord  # noqa: PLC0415
 
     def at_ns(came: tuple[SpanLogRecord, int]) -> int:
         return came[0].at_ns if isinstance(came[0], StateRecord) else came[0].received_ns
@@ -271,7 +271,7 @@ def _events(log: Path) -> Iterator[Event]:
 
 def _first_ns(logs: Sequence[Path], ahead: int) -> int:
     """Return the arrival time of the first export beyond `ahead` bytes; 0 if missing."""
-    from scraper.spans.log import ExportRecord, decode  # noqa: PLC0415  as above
+    from sidelight.scraper.spans.log import ExportRecord, decode  # noqa: PLC0415  as above
 
     for log in logs:
         for payload in _payloads(log):

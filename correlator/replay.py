@@ -13,16 +13,16 @@ from operator import attrgetter
 
 import numpy as np
 
-from correlator.breakdown import Parts
-from correlator.estimate.table import Attribution
-from correlator.live.breakdown import EndedRequests, EngineMeans, break_down_ended
-from correlator.live.reasons import DEFECT, EXPLANATIONS, Break
-from correlator.live.requests import Guard, SpanRequests
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import concat, take
-from scraper.series.log import ScrapeRow
-from scraper.series.table import EndpointSeries
-from scraper.spans.log import ExportRecord, StateRecord
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.estimate.table import Attribution
+from sidelight.correlator.live.breakdown import EndedRequests, EngineMeans, break_down_ended
+from sidelight.correlator.live.reasons import DEFECT, EXPLANATIONS, Break
+from sidelight.correlator.live.requests import Guard, SpanRequests
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import concat, take
+from sidelight.scraper.series.log import ScrapeRow
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.spans.log import ExportRecord, StateRecord
 
 MOST_REQUESTS = 250_000  # about 4 kB each while they are evaluated
 _STEP_NS = 500_000_000  # a watch looks as often

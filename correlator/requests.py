@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Bools, Indices, Ints, Texts, ragged
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Bools, Indices, Ints, Texts, ragged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

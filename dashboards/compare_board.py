@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from panels import TTFT_NAMES, Board, PanelRow, Variable, bars, client_quantile, last, table
 from run_board import FAILED, LATE, MODEL, TTFT_MEAN, rate
 
-from correlator.parts import LABELS
+from sidelight.correlator.parts import LABELS
 
 RUNS = 'run_id=~"$run", run_id!=""'  # a watch's series bear none
 BASE = 'run_id="$base"'

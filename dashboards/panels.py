@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from correlator.parts import E2E_PARTS, INNER_PARTS, LABELS, TTFT_PARTS
+from sidelight.correlator.parts import E2E_PARTS, INNER_PARTS, LABELS, TTFT_PARTS
 
 # The histograms that bear trace ids.
 TRACED = ("sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds")

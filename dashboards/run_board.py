@@ -21,7 +21,7 @@ from panels import (
 )
 from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
 
-from correlator.parts import LABELS
+from sidelight.correlator.parts import LABELS
 
 SCOPE = Scope('run_id="$run", instance=~"$instance"')
 RUN, ENGINE = SCOPE.client, SCOPE.engine

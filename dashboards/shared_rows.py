@@ -16,7 +16,7 @@ from panels import (
     total,
 )
 
-from correlator.parts import INSIDE_PARTS, LABELS
+from sidelight.correlator.parts import INSIDE_PARTS, LABELS
 
 PHASES = (("queue", "queue_time"), ("prefill", "prefill_time"), ("decode", "decode_time"))
 LAST_ANSWER = "sidelight_engine_last_answer_timestamp_seconds"

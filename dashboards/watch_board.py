@@ -23,7 +23,7 @@ from panels import (
 from run_board import FAILED
 from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
 
-from correlator.parts import ENGINE_PARTS
+from sidelight.correlator.parts import ENGINE_PARTS
 
 # A watch's series bear no run_id.
 SCOPE = Scope('run_id="", instance=~"$instance"')

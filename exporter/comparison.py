@@ -10,21 +10,21 @@ from typing import Any
 
 from msgspec import UnsetType
 
-from correlator.parts import LABELS as LABELS_OF
-from correlator.parts import TTFT_PARTS
-from exporter.document import BLANK, Block, Cell, Prose, Table, numbers, table, words
-from exporter.report.alerts import alerts
-from exporter.report.load import served_in_load, sustained
-from exporter.report.method import generator_verdict, slowed_engine
-from exporter.report.tables.client import time_labels
-from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
-from exporter.report.verdict import TONES, verdict_blocks, verdict_of
-from exporter.summary.breakdown import json_name
-from exporter.summary.result import Summary
-from exporter.summary.tail import LEAST_FOR_P99
-from rundir.printable.numbers import cell, setting, spoken
-from rundir.stats import Statistics
-from scraper.window.quantities import Gauge
+from sidelight.correlator.parts import LABELS as LABELS_OF
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.document import BLANK, Block, Cell, Prose, Table, numbers, table, words
+from sidelight.exporter.report.alerts import alerts
+from sidelight.exporter.report.load import served_in_load, sustained
+from sidelight.exporter.report.method import generator_verdict, slowed_engine
+from sidelight.exporter.report.tables.client import time_labels
+from sidelight.exporter.report.tables.server import GAUGE_ROWS, gauge_cell
+from sidelight.exporter.report.verdict import TONES, verdict_blocks, verdict_of
+from sidelight.exporter.summary.breakdown import json_name
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.tail import LEAST_FOR_P99
+from sidelight.rundir.printable.numbers import cell, setting, spoken
+from sidelight.rundir.stats import Statistics
+from sidelight.scraper.window.quantities import Gauge
 
 LABELS = "ABCDEF"
 STATISTICS = ("mean", "p50", "p90", "p99")

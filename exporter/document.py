@@ -13,8 +13,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from rundir.printable.numbers import ms, percent
-from rundir.printable.text import printable_all
+from sidelight.rundir.printable.numbers import ms, percent
+from sidelight.rundir.printable.text import printable_all
 
 SUMMARY = "summary.json"
 # Columns leave a table that is too wide in this order: bars, the statistics that tell least, the others from the right.

@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import asdict
 
-from correlator.breakdown import Parts
-from correlator.gateways import GatewayPart
-from correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
-from exporter.summary.correlation import Correlation
-from exporter.summary.result import Summary
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table.log import RequestLog
-from recorded.nodes import NodeTime, clock_errors_ns
-from rundir.columns import take
-from scraper.window.quantities import GatewayPage, quantities_of
-from scraper.window.summary import Endpoint, Server
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.gateways import GatewayPart
+from sidelight.correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
+from sidelight.exporter.summary.correlation import Correlation
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.nodes import NodeTime, clock_errors_ns
+from sidelight.rundir.columns import take
+from sidelight.scraper.window.quantities import GatewayPage, quantities_of
+from sidelight.scraper.window.summary import Endpoint, Server
 
 SERVER_TIMINGS = (
     "server_queue_ms",

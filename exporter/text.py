@@ -14,9 +14,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from correlator.parts import E2E_PARTS
-from exporter.document import Block, Column, Figures, Line, PartsBar, Piece, Prose, Sparklines, Table
-from rundir.printable.text import sparkline
+from sidelight.correlator.parts import E2E_PARTS
+from sidelight.exporter.document import Block, Column, Figures, Line, PartsBar, Piece, Prose, Sparklines, Table
+from sidelight.rundir.printable.text import sparkline
 
 WIDTH = 100
 LONG_WORD, SHORT_LABEL = 24, 14  # characters: longer words break, shorter labels do not

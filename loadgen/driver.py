@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loadgen.records import PlannedRequest
-from loadgen.timer import Alarm, wait_until
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.loadgen.timer import Alarm, wait_until
+from sidelight.rundir.clock import AnchoredClock
 
 _REST_S = 1.0  # for what is left of a plan to be counted
 # Sends one request that was due at the given moment (-1: nothing was scheduled), and that the cap held back for a time

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from loadgen.records import RequestPart, WorkerStat, append_record
-from loadgen.timer import Alarm, wait_until
-from loadgen.transports.lateness import PauseCounter, ReceiveStamps
-from loadgen.transports.packing import NOTHING, Packed, pack
-from loadgen.transports.transport import Exchange
-from rundir.clock import AnchoredClock
-from rundir.frames import FrameLog
-from rundir.printable.masking import blanked, without_secrets
-from rundir.process import resident_bytes
+from sidelight.loadgen.records import RequestPart, WorkerStat, append_record
+from sidelight.loadgen.timer import Alarm, wait_until
+from sidelight.loadgen.transports.lateness import PauseCounter, ReceiveStamps
+from sidelight.loadgen.transports.packing import NOTHING, Packed, pack
+from sidelight.loadgen.transports.transport import Exchange
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.frames import FrameLog
+from sidelight.rundir.printable.masking import blanked, without_secrets
+from sidelight.rundir.process import resident_bytes
 
 # A request in flight is written so long after it was written last, or half as long again when many are due at once.
 FLUSH_NS = 600_000_000

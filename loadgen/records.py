@@ -12,7 +12,7 @@ from hashlib import blake2b, sha256
 
 import msgspec
 
-from rundir.frames import FrameLog, read_frames
+from sidelight.rundir.frames import FrameLog, read_frames
 
 PLAN_END = -1
 MOST_REPLY_BYTES = 64_000_000  # on the wire

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Self
 
-from rundir.clock import AnchoredClock
+from sidelight.rundir.clock import AnchoredClock
 
 # epoll rounds a timeout up to the next millisecond, so a timer alone is up to that much late.
 _APPROACH_NS = 1_000_000

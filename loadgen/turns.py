@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from loadgen.protocols.reading.stream import ReplyState, reading
-from loadgen.protocols.table import Protocol
-from loadgen.records import PlannedRequest
-from loadgen.transports.transport import Exchange
+from sidelight.loadgen.protocols.reading.stream import ReplyState, reading
+from sidelight.loadgen.protocols.table import Protocol
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.loadgen.transports.transport import Exchange
 
 _SLICE_EVENTS, _PIECE_BYTES = 24, 256 * 1024
 

@@ -1,4 +1,4 @@
-"""A load worker: `python -m loadgen.worker`, one event loop that only sends, stamps and appends.
+"""A load worker: `python -m sidelight.loadgen.worker`, one event loop that only sends, stamps and appends.
 
 The conductor speaks JSON lines on standard input and is answered in JSON lines on standard output (`rundir.child`).
 First line in: a WorkerSpec. Then commands: run, stop, exit. When standard input ends, the conductor is gone: what is in
@@ -20,17 +20,28 @@ from functools import partial
 import msgspec
 import uvloop
 
-from loadgen.driver import Command, ExitWorker, LoadRun, Order, Stop, StopNow, is_share, run_phase, shared_among, slots
-from loadgen.recorder import Read, Recorder
-from loadgen.records import PLAN_END, PlannedRequest, as_sent, decode_planned, with_secrets
-from loadgen.timer import Alarm
-from loadgen.transports import open_transport
-from loadgen.transports.lateness import PauseCounter, ReceiveStamps
-from loadgen.transports.transport import Exchange, Transport, WorkerSpec
-from rundir.child import commands, first_cause, open_input, read_spec, say
-from rundir.clock import AnchoredClock
-from rundir.frames import FrameTail
-from rundir.process import raise_limit
+from sidelight.loadgen.driver import (
+    Command,
+    ExitWorker,
+    LoadRun,
+    Order,
+    Stop,
+    StopNow,
+    is_share,
+    run_phase,
+    shared_among,
+    slots,
+)
+from sidelight.loadgen.recorder import Read, Recorder
+from sidelight.loadgen.records import PLAN_END, PlannedRequest, as_sent, decode_planned, with_secrets
+from sidelight.loadgen.timer import Alarm
+from sidelight.loadgen.transports import open_transport
+from sidelight.loadgen.transports.lateness import PauseCounter, ReceiveStamps
+from sidelight.loadgen.transports.transport import Exchange, Transport, WorkerSpec
+from sidelight.rundir.child import commands, first_cause, open_input, read_spec, say
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.frames import FrameTail
+from sidelight.rundir.process import raise_limit
 
 _PLAN_POLL_S = 0.005
 _SIGTERM = "SIGTERM"
@@ -159,16 +170,16 @@ def _follow(spec: WorkerSpec) -> Follow | None:
     """
     if not spec.sessions:
         return None
-    from loadgen.protocols.table import PROTOCOLS  # noqa: PLC0415
-    from loadgen.turns import next_turn  # noqa: PLC0415
+    from sidelight.loadgen.protocols.table import PROTOCOLS  # noqa: PLC0415
+    from sidelight.loadgen.turns import next_turn  # noqa: PLC0415
 
     return partial(next_turn, protocol=PROTOCOLS[spec.protocol])
 
 
 def _read(spec: WorkerSpec) -> Read:
     """Return the function that reads replies for the log; few runs load it."""
-    from loadgen.protocols.reading.reply import read_to_log  # noqa: PLC0415
-    from loadgen.protocols.table import PROTOCOLS  # noqa: PLC0415
+    from sidelight.loadgen.protocols.reading.reply import read_to_log  # noqa: PLC0415
+    from sidelight.loadgen.protocols.table import PROTOCOLS  # noqa: PLC0415
 
     return partial(read_to_log, PROTOCOLS[spec.protocol].form)
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from methodology.options import ALL, TESTS, CompareOptions, StudyOptions, SweepOptions
-from recorded.errors import ConfigurationError, DamagedRun, Interrupted
-from rundir.files import holder
-from rundir.printable.text import escaped
-from sidecar.cli.arguments import translate
-from sidecar.cli.messages import nearest
-from sidecar.options.config import command_as_recorded
-from sidecar.options.fields import check_bounds
-from sidecar.progress.reporter import Mode, Progress, Terminal, is_terminal, mode_for
+from sidelight.methodology.options import ALL, TESTS, CompareOptions, StudyOptions, SweepOptions
+from sidelight.recorded.errors import ConfigurationError, DamagedRun, Interrupted
+from sidelight.rundir.files import holder
+from sidelight.rundir.printable.text import escaped
+from sidelight.sidecar.cli.arguments import translate
+from sidelight.sidecar.cli.messages import nearest
+from sidelight.sidecar.options.config import command_as_recorded
+from sidelight.sidecar.options.fields import check_bounds
+from sidelight.sidecar.progress.reporter import Mode, Progress, Terminal, is_terminal, mode_for
 
 if TYPE_CHECKING:
-    from methodology.execution.derive import DerivedStudy
-    from methodology.execution.verb import StudyEnd
+    from sidelight.methodology.execution.derive import DerivedStudy
+    from sidelight.methodology.execution.verb import StudyEnd
 
 STUDY, LOCK = "study.json", ".lock"  # as in methodology.execution.record, which takes long to import
 
@@ -53,7 +53,7 @@ def run_test(
     """
     _require_test(name)
     check_bounds(options)
-    from methodology.execution import verb  # noqa: PLC0415  what --help need not import
+    from sidelight.methodology.execution import verb  # noqa: PLC0415  what --help need not import
 
     if name != ALL:
         return _study(name, options)
@@ -95,7 +95,7 @@ def run_comparison(*, options: CompareOptions = CompareOptions()) -> int:  # noq
         raise ConfigurationError(
             "compare.mixed", f"compare: {options.runs[0]} is recorded, and {options.variant[0]} is not; give either"
         )
-    from methodology.execution.recorded import compare_recorded  # noqa: PLC0415  as above
+    from sidelight.methodology.execution.recorded import compare_recorded  # noqa: PLC0415  as above
 
     return _shown(compare_recorded(options, _command(options)))
 
@@ -124,7 +124,7 @@ def _several(options: StudyOptions) -> bool:
 
 def _study(name: str, options: StudyOptions) -> int:
     """Run one study and print its report, or print its plan."""
-    from methodology.execution import verb  # noqa: PLC0415  as above
+    from sidelight.methodology.execution import verb  # noqa: PLC0415  as above
 
     if options.plan:
         _print("\n".join(verb.plan(options, name)))
@@ -157,7 +157,7 @@ def report_again(path: Path, *, as_json: bool, outside: bool) -> int:
 
     Raises ConfigurationError; when it is printed, CannotWrite where its files could not be written, and DamagedRun.
     """
-    from methodology.execution.derive import derive_study  # noqa: PLC0415  as above
+    from sidelight.methodology.execution.derive import derive_study  # noqa: PLC0415  as above
 
     derived = derive_study(path, outside=outside)
     if process := holder(path / LOCK):
@@ -191,7 +191,7 @@ def _require_test(name: str) -> None:
 
 
 def _print_report(derived: "DerivedStudy", path: Path) -> None:
-    from sidecar.report.printing import files_in  # noqa: PLC0415  as above
+    from sidelight.sidecar.report.printing import files_in  # noqa: PLC0415  as above
 
     _print(derived.report)
     if derived.unwritten is None:

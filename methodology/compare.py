@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rundir.columns import Floats
-from rundir.fields import Count, Reason
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import Count, Reason
 
 Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 

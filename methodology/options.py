@@ -12,10 +12,10 @@ import msgspec
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
-from recorded.errors import ConfigurationError
-from rundir.access import masked
-from rundir.printable.masking import MASK, masked_command, masked_fields
-from sidecar.options.fields import (
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import masked
+from sidelight.rundir.printable.masking import MASK, masked_command, masked_fields
+from sidelight.sidecar.options.fields import (
     MAPPING,
     Duration,
     Masked,
@@ -28,7 +28,7 @@ from sidecar.options.fields import (
     seconds,
     time_option,
 )
-from sidecar.options.load import CRITERIA, LOAD, WORKLOAD, RunOptions
+from sidelight.sidecar.options.load import CRITERIA, LOAD, WORKLOAD, RunOptions
 
 # Of all, in the order of what needs what of another.
 TESTS = (

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.statistics.intervals import Ends
-from methodology.fits.logistic import share_crossing
-from methodology.study.findings import ResultQuantity
-from methodology.study.model import Done, Finished, Step, StudySettings
-from methodology.study.planning import LEVEL, fresh, level_label, of_kind
-from methodology.study.quantities import number
-from methodology.study.saturation import DEFAULT_S, Capacity, load_of, measured_capacity, saturation
-from rundir.printable.numbers import count_of, figure
+from sidelight.correlator.statistics.intervals import Ends
+from sidelight.methodology.fits.logistic import share_crossing
+from sidelight.methodology.study.findings import ResultQuantity
+from sidelight.methodology.study.model import Done, Finished, Step, StudySettings
+from sidelight.methodology.study.planning import LEVEL, fresh, level_label, of_kind
+from sidelight.methodology.study.quantities import number
+from sidelight.methodology.study.saturation import DEFAULT_S, Capacity, load_of, measured_capacity, saturation
+from sidelight.rundir.printable.numbers import count_of, figure
 
 AT_SLO = "slo"
 

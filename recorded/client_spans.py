@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from loadgen.requests.table.log import RequestLog, unknown_requests
-from rundir.columns import Ints, Texts
-from scraper.gateways.catalogue import FirstOutput
-from scraper.spans.received import ReceivedSpan, attributes_of
+from sidelight.loadgen.requests.table.log import RequestLog, unknown_requests
+from sidelight.rundir.columns import Ints, Texts
+from sidelight.scraper.gateways.catalogue import FirstOutput
+from sidelight.scraper.spans.received import ReceivedSpan, attributes_of
 
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
 FIRST_TOKEN_ATTRIBUTES = ("gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")

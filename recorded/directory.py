@@ -14,12 +14,12 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import IO, Any
 
-from recorded.errors import ConfigurationError, unusable_place, unwritten
-from rundir.files import read_regular, replace_file, sync
-from rundir.frames import log_end
-from rundir.framing import LogEnd
-from rundir.printable.masking import without_secrets, without_secrets_all
-from rundir.printable.text import printable_json
+from sidelight.recorded.errors import ConfigurationError, unusable_place, unwritten
+from sidelight.rundir.files import read_regular, replace_file, sync
+from sidelight.rundir.frames import log_end
+from sidelight.rundir.framing import LogEnd
+from sidelight.rundir.printable.masking import without_secrets, without_secrets_all
+from sidelight.rundir.printable.text import printable_json
 
 MANIFEST = "manifest.json"
 RAW = "raw"

@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from rundir.printable.errors import CodedError
+from sidelight.rundir.printable.errors import CodedError
 
 # What the machine is to blame for, rather than a path: its disk is full, or fails, or nothing more can be opened.
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)

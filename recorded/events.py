@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from recorded.directory import RAW
-from rundir.frames import FrameLog
-from rundir.printable.masking import blanked
+from sidelight.recorded.directory import RAW
+from sidelight.rundir.frames import FrameLog
+from sidelight.rundir.printable.masking import blanked
 
 WATCHED = "watched"  # what a watch had counted at its end
 CLOCK_LEFT = "clock_left"  # the wall clock was set by `moved_ns`, and stamps go on by the time before

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recorded.errors import ConfigurationError
+from sidelight.recorded.errors import ConfigurationError
 
 # What evaluating raises where a file or a record says something that no run and no study does.
 _IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from recorded.client_spans import CLOCKS_NS, ClientSpan, chain, client_span, encloses
-from scraper.spans.received import ReceivedSpan, sends_body
+from sidelight.recorded.client_spans import CLOCKS_NS, ClientSpan, chain, client_span, encloses
+from sidelight.scraper.spans.received import ReceivedSpan, sends_body
 
 MOST_SPANS = 5000  # of a trace in which to look for gateways beside the engine: each request would look at all of them
 

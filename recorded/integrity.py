@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UnsetType
 
-from recorded.events import WORKER_LOST
-from recorded.nodes import LostShare
-from rundir.fields import NO_UNIT, UNSET, Count, Reason, doc
-from rundir.framing import Extent, LogEnd
-from rundir.printable.numbers import count_of
+from sidelight.recorded.events import WORKER_LOST
+from sidelight.recorded.nodes import LostShare
+from sidelight.rundir.fields import NO_UNIT, UNSET, Count, Reason, doc
+from sidelight.rundir.framing import Extent, LogEnd
+from sidelight.rundir.printable.numbers import count_of
 
 PLANNED, PHASE_END, SCRAPED = "planned", "phase_end", "scraped"  # events
 SENT = "requests that load workers sent"

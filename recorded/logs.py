@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 import numpy as np
 
-from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
-from loadgen.requests.table.fold import RequestFold
-from loadgen.requests.table.log import RequestLog
-from recorded.directory import MANIFEST, RAW, read_manifest
-from recorded.errors import ConfigurationError
-from recorded.events import Event, decode_event
-from recorded.integrity import (
+from sidelight.loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
+from sidelight.loadgen.requests.table.fold import RequestFold
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.directory import MANIFEST, RAW, read_manifest
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.recorded.events import Event, decode_event
+from sidelight.recorded.integrity import (
     Agreement,
     Events,
     Integrity,
@@ -29,19 +29,27 @@ from recorded.integrity import (
     integrity,
     never_dispatched,
 )
-from recorded.nodes import ClockExchange, NodeClock, NodeTime, decode_clock, lost_shares, node_times, on_run_time
-from recorded.run import Run
-from rundir.files import open_regular, require_directory
-from rundir.frames import LogTails
-from rundir.framing import GAP, UNREADABLE, LogEnd, is_format_1
-from scraper import perf_metrics
-from scraper.hardware import records as readings
-from scraper.series import table as series
-from scraper.series.log import FailureRecord, LogReader, ScrapeRow, SeriesLimit
+from sidelight.recorded.nodes import (
+    ClockExchange,
+    NodeClock,
+    NodeTime,
+    decode_clock,
+    lost_shares,
+    node_times,
+    on_run_time,
+)
+from sidelight.recorded.run import Run
+from sidelight.rundir.files import open_regular, require_directory
+from sidelight.rundir.frames import LogTails
+from sidelight.rundir.framing import GAP, UNREADABLE, LogEnd, is_format_1
+from sidelight.scraper import perf_metrics
+from sidelight.scraper.hardware import records as readings
+from sidelight.scraper.series import table as series
+from sidelight.scraper.series.log import FailureRecord, LogReader, ScrapeRow, SeriesLimit
 
 if TYPE_CHECKING:
-    from scraper.spans.log import ReceiverCounts, ReceiverLife
-    from scraper.spans.received import ReceivedSpan
+    from sidelight.scraper.spans.log import ReceiverCounts, ReceiverLife
+    from sidelight.scraper.spans.received import ReceivedSpan
 
 _FIRST_BYTES = 1 << 16  # of a log, which hold its first event
 
@@ -257,9 +265,9 @@ class _SpanTables:
     """Tables built from logs of spans. Created late: protobuf takes a tenth of a second to import."""
 
     def __init__(self) -> None:
-        from recorded.gateway_spans import GatewaySpans  # noqa: PLC0415
-        from scraper.spans import log  # noqa: PLC0415
-        from scraper.spans.requests import RequestSpans  # noqa: PLC0415
+        from sidelight.recorded.gateway_spans import GatewaySpans  # noqa: PLC0415
+        from sidelight.scraper.spans import log  # noqa: PLC0415
+        from sidelight.scraper.spans.requests import RequestSpans  # noqa: PLC0415
 
         self._log = log
         self.spans = 0

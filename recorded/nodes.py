@@ -14,14 +14,14 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.driver import is_share
-from loadgen.records import PlannedRequest, read_plan
-from loadgen.requests.table.log import STAMPS, RequestLog
-from recorded.directory import RAW
-from recorded.events import PHASE_START, WORKER_LOST, Event
-from rundir.columns import Ints, with_columns
-from rundir.fields import NO_UNIT, Count, Reason, doc
-from rundir.framing import UNREADABLE
+from sidelight.loadgen.driver import is_share
+from sidelight.loadgen.records import PlannedRequest, read_plan
+from sidelight.loadgen.requests.table.log import STAMPS, RequestLog
+from sidelight.recorded.directory import RAW
+from sidelight.recorded.events import PHASE_START, WORKER_LOST, Event
+from sidelight.rundir.columns import Ints, with_columns
+from sidelight.rundir.fields import NO_UNIT, Count, Reason, doc
+from sidelight.rundir.framing import UNREADABLE
 
 LOG = "clocks-{}.log"  # by the node's number
 EDGE = 60  # exchanges before the load, and as many after it

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen.records import WorkerStat
-from loadgen.requests.table.log import RequestLog
-from recorded.events import NOTE, PHASE_END, PHASE_START, Event
-from recorded.integrity import NOTHING_READ, Integrity
-from recorded.nodes import NodeTime
-from scraper import perf_metrics
-from scraper.hardware import records as readings
-from scraper.series import table as series
+from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.events import NOTE, PHASE_END, PHASE_START, Event
+from sidelight.recorded.integrity import NOTHING_READ, Integrity
+from sidelight.recorded.nodes import NodeTime
+from sidelight.scraper import perf_metrics
+from sidelight.scraper.hardware import records as readings
+from sidelight.scraper.series import table as series
 
 if TYPE_CHECKING:
-    from recorded.gateway_spans import GatewaySpan
-    from scraper.spans.log import ReceiverCounts
-    from scraper.spans.requests import EngineSpans
+    from sidelight.recorded.gateway_spans import GatewaySpan
+    from sidelight.scraper.spans.log import ReceiverCounts
+    from sidelight.scraper.spans.requests import EngineSpans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

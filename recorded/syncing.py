@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from rundir.files import sync
+from sidelight.rundir.files import sync
 
 EVERY_S = 1.0
 log = logging.getLogger(__name__)

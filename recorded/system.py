@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from loadgen.plan.workloads.fields import WorkloadError, convert, nearest, read_text, read_yaml
-from rundir.fields import doc
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, convert, nearest, read_text, read_yaml
+from sidelight.rundir.fields import doc
 
 Boundary = Literal["model engine", "application gateway", "compound system"]
 Text = Annotated[str, Meta(pattern=r"^\S([^\x00-\x1f\x7f]*\S)?$", max_length=200)]

@@ -1,4 +1,4 @@
-"""The manual page in the wheel (share/man/man1), from the generated reference of commands."""
+"""What a wheel has beside its modules: the manual page; and, out of a source distribution, what links are here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SUMMARY = "load\\-test an LLM server, and say where its time to first token went"
+PACKAGES = (
+    "correlator", "exporter", "loadgen", "methodology", "recorded", "rundir", "scraper", "sidecar", "simulator",
+)  # fmt: skip
 REFERENCE = "docs/reference/commands.md"
 MARKS = (
     (r"\[([^\]]+)\]\(\S*?\)", r"\1"),  # a link is its words
@@ -22,10 +25,13 @@ MARKS = (
 
 
 class ManualPage(BuildHookInterface):
-    """Hatchling's hook that adds a file to a wheel; without the reference, as in the image, there is none."""
+    """Hatchling's hook that adds to a wheel; without the reference, as in the image, there is no manual page."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Write the page where the wheel is built."""
+        """Write the page where the wheel is built, and name folders that a source distribution has no links to."""
+        for package in PACKAGES:
+            if not (Path(self.root) / "sidelight" / package).exists():
+                build_data["force_include"][str(Path(self.root) / package)] = f"sidelight/{package}"
         reference = Path(self.root) / REFERENCE
         if version == "editable" or not reference.is_file():
             return

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from rundir.printable.masking import MASK, SECRET_NAME, without_secrets
+from sidelight.rundir.printable.masking import MASK, SECRET_NAME, without_secrets
 
 # Fields of a query whose values are shown: what exporters and federated servers are asked for, and which page it is.
 # fmt: off

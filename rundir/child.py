@@ -15,8 +15,8 @@ from typing import Any, TextIO, TypeVar, cast
 
 import msgspec
 
-from rundir.frames import open_append
-from rundir.printable.masking import register, without_secrets, without_secrets_all
+from sidelight.rundir.frames import open_append
+from sidelight.rundir.printable.masking import register, without_secrets, without_secrets_all
 
 _LINE_BYTES = 4 * 1024 * 1024  # a specification with many targets is one line
 

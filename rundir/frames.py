@@ -15,8 +15,8 @@ from typing import Generic, Self, TypeVar
 
 import msgspec
 
-from rundir.files import NotRegular, mode_in, open_regular
-from rundir.framing import END_BYTES, GAP, Extent, Framer, LogEnd, Unframer
+from sidelight.rundir.files import NotRegular, mode_in, open_regular
+from sidelight.rundir.framing import END_BYTES, GAP, Extent, Framer, LogEnd, Unframer
 
 _BLOCK_BYTES = 1 << 18
 _SAY_EVERY_S = 1.0

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rundir import fields
-from rundir.columns import Floats
-from rundir.fields import UNSET, Count, doc
+from sidelight.rundir import fields
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import UNSET, Count, doc
 
 OF_VALUES = "unit of the values"
 

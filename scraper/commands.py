@@ -9,11 +9,11 @@ from typing import Annotated
 
 import msgspec
 
-from rundir.access import Access
-from rundir.child import ChildSpec
-from rundir.frames import Rotation
-from scraper.spans.spec import ReceiverSpec
-from scraper.targets.fetch import LIMIT_BYTES
+from sidelight.rundir.access import Access
+from sidelight.rundir.child import ChildSpec
+from sidelight.rundir.frames import Rotation
+from sidelight.scraper.spans.spec import ReceiverSpec
+from sidelight.scraper.targets.fetch import LIMIT_BYTES
 
 MIN_INTERVAL_S = 0.01  # a scrape takes milliseconds on both sides
 MAX_INTERVAL_S = 86_400.0

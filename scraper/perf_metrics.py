@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rundir.columns import Floats, Ints, Texts
-from rundir.frames import FrameLog, read_frames
-from rundir.framing import inflate
-from rundir.stats import Missing
-from scraper.exposition import UNREADABLE_JSON
-from scraper.targets.scrape import Scrape, clock_of
+from sidelight.rundir.columns import Floats, Ints, Texts
+from sidelight.rundir.frames import FrameLog, read_frames
+from sidelight.rundir.framing import inflate
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.exposition import UNREADABLE_JSON
+from sidelight.scraper.targets.scrape import Scrape, clock_of
 
 NO_CLOCK = "its clock was never read"
 SHARED = "two engines shared the request (disaggregated serving), and a record has the times of each alone"

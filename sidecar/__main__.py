@@ -1,4 +1,4 @@
-"""`python -m sidecar` is `sidelight`."""
+"""`python -m sidelight` is `sidelight`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from sidecar import bounded
+from sidelight.sidecar import bounded
 
 INTERRUPTED = 130  # recorded.errors.Interrupted's, which is not imported yet
 # Imported modules stay: collecting them again and again took a tenth of the time to the first request.
@@ -38,7 +38,7 @@ def main() -> None:
     for number in heeded:
         signal.signal(number, _leave)
     if sys.argv[1:] == ["--version"]:
-        from sidecar.version import VERSION  # noqa: PLC0415  a quarter of the time of the rest
+        from sidelight.sidecar.version import VERSION  # noqa: PLC0415  a quarter of the time of the rest
 
         sys.stdout.write(f"{VERSION}\n")
         return
@@ -53,7 +53,7 @@ def main() -> None:
     if sys.argv[1:2] == ["report"] and bounded.UNBOUNDED not in sys.argv:
         bounded.continue_in_child(sys.argv[2:], heeded)
         interrupt = bounded.interrupt_once
-    from sidecar.cli.app import main as cli  # noqa: PLC0415  as above
+    from sidelight.sidecar.cli.app import main as cli  # noqa: PLC0415  as above
 
     for number in heeded:
         signal.signal(number, interrupt)

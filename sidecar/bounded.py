@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from rundir.process import limit_growth
+from sidelight.rundir.process import limit_growth
 
 UNBOUNDED = "--no-untrusted"
 STRICT = "--untrusted"
@@ -71,7 +71,7 @@ def _bound_this_process(most_bytes: int, cpu_s: int) -> None:
     """
 
     def end(*_: object) -> None:
-        from recorded.errors import ConfigurationError  # noqa: PLC0415  no large import before the fork
+        from sidelight.recorded.errors import ConfigurationError  # noqa: PLC0415  no large import before the fork
 
         raise ConfigurationError("report.time", _too_long(cpu_s))
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from exporter.server_metrics import EXPORTS
+from sidelight.exporter.server_metrics import EXPORTS
 
 if TYPE_CHECKING:
-    from exporter.evaluation.evaluate import Evaluated
+    from sidelight.exporter.evaluation.evaluate import Evaluated
 
 MARKDOWN, OPENMETRICS = "report.md", "openmetrics.txt"
 
@@ -40,12 +40,13 @@ class OutputFormat:
 
 
 OUTPUT_FORMATS = (
-    OutputFormat(name="text", file="report.txt", writer="exporter.report.sections:as_text"),
-    OutputFormat(name="html", file="report.html", writer="sidecar.live.final:as_page", content="run"),
-    OutputFormat(name="markdown", file=MARKDOWN, writer="exporter.ci.markdown:as_markdown"),
-    OutputFormat(name="junit", file="junit.xml", writer="exporter.ci.junit:as_junit"),
+    OutputFormat(name="text", file="report.txt", writer="sidelight.exporter.report.sections:as_text"),
+    OutputFormat(name="html", file="report.html", writer="sidelight.sidecar.live.final:as_page", content="run"),
+    OutputFormat(name="markdown", file=MARKDOWN, writer="sidelight.exporter.ci.markdown:as_markdown"),
+    OutputFormat(name="junit", file="junit.xml", writer="sidelight.exporter.ci.junit:as_junit"),
     OutputFormat(
-        name="openmetrics", file=OPENMETRICS, writer="sidecar.report.openmetrics:openmetrics_of", content="run",
+        name="openmetrics", file=OPENMETRICS, content="run",
+        writer="sidelight.sidecar.report.openmetrics:openmetrics_of",
         note="the live page over time, for promtool",
     ),
 )  # fmt: skip

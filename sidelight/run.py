@@ -12,19 +12,19 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from exporter import tables
-from exporter.ci.markdown import verdict_markdown
-from exporter.document import without_controls
-from exporter.evaluation.evaluate import Evaluated, evaluate
-from exporter.html.markup import blocks
-from exporter.report.verdict import verdict_blocks, verdict_of
-from exporter.summary.result import Summary
-from exporter.summary.verdict import RunVerdict
-from loadgen.requests.table.log import RequestLog
-from rundir.printable.numbers import count_of
-from scraper.series.table import EndpointSeries
-from sidecar.run import Run as Recorded
-from sidecar.run import open_run as _open_run
+from sidelight.exporter import tables
+from sidelight.exporter.ci.markdown import verdict_markdown
+from sidelight.exporter.document import without_controls
+from sidelight.exporter.evaluation.evaluate import Evaluated, evaluate
+from sidelight.exporter.html.markup import blocks
+from sidelight.exporter.report.verdict import verdict_blocks, verdict_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.verdict import RunVerdict
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.sidecar.run import Run as Recorded
+from sidelight.sidecar.run import open_run as _open_run
 
 TableName = Literal["requests", "chunks", "scrapes", "timeslices"]
 SCRAPE_COLUMNS: dict[str, pa.DataType] = {

@@ -1,4 +1,4 @@
-"""`python -m simulator`: the simulated engine as a process.
+"""`python -m sidelight.simulator`: the simulated engine as a process.
 
 It prints one JSON line, {"event":"ready","url":...}, once it listens (with --grpc-port also grpc_url), and runs until
 SIGINT or SIGTERM (exit 0) or, with --exit-on-eof, until its standard input ends. Exit 2: unusable options, an
@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-from rundir.access import connection_problem
-from rundir.files import open_private
-from simulator.server import serve
-from simulator.settings import (
+from sidelight.rundir.access import connection_problem
+from sidelight.rundir.files import open_private
+from sidelight.simulator.server import serve
+from sidelight.simulator.settings import (
     ENGINES,
     POLICIES,
     PROFILES,
@@ -36,7 +36,7 @@ from simulator.settings import (
 )
 
 
-def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simulator") -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m sidelight.simulator") -> int:
     """Run with these command-line arguments and return the exit code. If None, with those of the process."""
     options = _parser(prog).parse_args(arguments)
     try:

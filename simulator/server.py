@@ -6,7 +6,8 @@ others share but for small things. What was recorded of SGLang is played: a repl
 model name is answered, /health generates a token (without the second that it takes there), a client that leaves is
 noticed with a later output, and `n` above 1 is a prefill and n requests.
 
-`running` starts one inside this process, `serve` runs one until it is cancelled; `python -m simulator` is a process
+`running` starts one inside this process, `serve` runs one until it is cancelled, and `python -m sidelight.simulator` is
+a process
 around `serve`.
 """
 
@@ -22,9 +23,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from simulator.api import native, websocket
-from simulator.api.gateway import SimulatedGateway
-from simulator.api.requests import (
+from sidelight.simulator.api import native, websocket
+from sidelight.simulator.api.gateway import SimulatedGateway
+from sidelight.simulator.api.requests import (
     DetokenizeRequest,
     Generation,
     RefusedError,
@@ -34,20 +35,20 @@ from simulator.api.requests import (
     read,
     read_generation,
 )
-from simulator.api.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
-from simulator.api.samples import several
-from simulator.api.service import SERVICE, Service, answering, reply_id, said, streamed, submitted, whole
-from simulator.engine.driver import EngineDriver, EngineStoppedError, anchored_clock
-from simulator.engine.history import RequestRecord, StepOutcome, TokenOutput
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.engine.tokenizer import END_OF_SEQUENCE, UnknownTokenError, decode, encode
-from simulator.settings import SimulatorSettings
-from simulator.telemetry.pages import page_of, sglang, trtllm, vllm
-from simulator.telemetry.perf_metrics import PerfMetrics
-from simulator.telemetry.truth import TruthLog
+from sidelight.simulator.api.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
+from sidelight.simulator.api.samples import several
+from sidelight.simulator.api.service import SERVICE, Service, answering, reply_id, said, streamed, submitted, whole
+from sidelight.simulator.engine.driver import EngineDriver, EngineStoppedError, anchored_clock
+from sidelight.simulator.engine.history import RequestRecord, StepOutcome, TokenOutput
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE, UnknownTokenError, decode, encode
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.telemetry.pages import page_of, sglang, trtllm, vllm
+from sidelight.simulator.telemetry.perf_metrics import PerfMetrics
+from sidelight.simulator.telemetry.truth import TruthLog
 
 if TYPE_CHECKING:
-    from simulator.telemetry.spans import SpanExporter
+    from sidelight.simulator.telemetry.spans import SpanExporter
 
 #: The versions whose pages are imitated; the local part says what it is.
 VERSIONS = {
@@ -87,7 +88,7 @@ async def running(
         log = logs.enter_context(TruthLog(settings.truth, settings.truth_steps) if truth is None else truth)
         spans = None
         if settings.otlp_endpoint:
-            from simulator.telemetry.spans import SpanExporter  # noqa: PLC0415  # heavy, and seldom wanted
+            from sidelight.simulator.telemetry.spans import SpanExporter  # noqa: PLC0415  # heavy, and seldom wanted
 
             spans = await logs.enter_async_context(SpanExporter(settings.otlp_target, settings))
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
@@ -104,7 +105,7 @@ async def running(
                 # As wide as real servers have it (uvicorn 2048): a stalled engine still takes connections.
                 await web.TCPSite(runner, settings.host, settings.port, backlog=4096).start()
                 if settings.grpc_port is not None:
-                    from simulator.api import grpc as grpc_server  # noqa: PLC0415  # as above
+                    from sidelight.simulator.api import grpc as grpc_server  # noqa: PLC0415  # as above
 
                     served = grpc_server.serving(service, settings.host, settings.grpc_port)
                     on_grpc(_url(settings.host, await stack.enter_async_context(served)))

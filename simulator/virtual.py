@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
-from simulator.api.gateway import SimulatedGateway
-from simulator.api.requests import RefusedError
-from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.settings import SimulatorSettings
-from simulator.telemetry.pages import page_of
+from sidelight.simulator.api.gateway import SimulatedGateway
+from sidelight.simulator.api.requests import RefusedError
+from sidelight.simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.telemetry.pages import page_of
 
 #: Where virtual time begins: int64 ns Unix.
 EPOCH_NS = 1_700_000_000 * 10**9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rundir.printable.errors import CodedError
+from sidelight.rundir.printable.errors import CodedError
 
 
 def raises(code: str, *, says: str | None = None) -> pytest.RaisesExc[CodedError]:

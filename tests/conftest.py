@@ -14,7 +14,7 @@ from hypothesis import settings
 from processes import Ended
 from skips import in_ci, is_expected
 
-from sidecar.cli import app as cli
+from sidelight.sidecar.cli import app as cli
 
 # A busy machine does not refute a law.
 settings.register_profile("sidelight", deadline=None)

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loadgen.requests.delivery import Delivery, FirstTokens, RatioBounds
-from methodology.compliance.facts import StepFacts
-from methodology.compliance.requirements import requirements
-from methodology.study.findings import Plot, ResultQuantity, ResultTable, StudyFindings
-from methodology.study.model import Finished, Outcome, Parameters, SteadyWindow, Step, StudySettings
-from recorded.system import System, read_system
-from rundir.stats import describe
+from sidelight.loadgen.requests.delivery import Delivery, FirstTokens, RatioBounds
+from sidelight.methodology.compliance.facts import StepFacts
+from sidelight.methodology.compliance.requirements import requirements
+from sidelight.methodology.study.findings import Plot, ResultQuantity, ResultTable, StudyFindings
+from sidelight.methodology.study.model import Finished, Outcome, Parameters, SteadyWindow, Step, StudySettings
+from sidelight.recorded.system import System, read_system
+from sidelight.rundir.stats import describe
 
 TESTS = (
     "ttft", "throughput", "tradeoff", "itl", "capacity", "fairness", "prefix-cache", "memory-pressure", "long-context",

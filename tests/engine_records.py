@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import recordings
 
-from loadgen.requests.table.log import RequestLog
-from scraper.perf_metrics import Timings
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.perf_metrics import Timings
 
 EPOCH_NS = 1_700_000_000 * 10**9
 URL = "http://engine.test:8000"

@@ -7,9 +7,9 @@ import numpy.typing as npt
 from recordings import log_of
 from series import endpoint_of_columns
 
-from loadgen.requests.table.log import RequestLog
-from scraper.exposition import Series
-from scraper.series.table import EndpointSeries
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.table import EndpointSeries
 
 SECOND = 10**9
 NAMES = {

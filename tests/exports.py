@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporter.server_metrics.source import MetricsSource
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.exporter.server_metrics.source import MetricsSource
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 S = 10**9
 

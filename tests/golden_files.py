@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from sidecar.report import derive as report
+from sidelight.sidecar.report import derive as report
 
 GOLDEN = Path(__file__).parent / "golden"
 FORMATS = ("json", "csv", "jsonl", "parquet", "text")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from waiting import BOUND_S
 
-from scraper.spans.spec import SIGNALS
+from sidelight.scraper.spans.spec import SIGNALS
 
 DATA, HEADERS, RESET, SETTINGS, PING = 0, 1, 3, 4, 6
 END_STREAM, END_HEADERS, ACK = 1, 4, 1

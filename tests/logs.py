@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests.table.log import RequestLog
 
 MS = 1_000_000
 # Short names of a row, and the columns they fill.

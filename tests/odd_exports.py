@@ -12,8 +12,8 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from waiting import BOUND_S
 
-from scraper.spans.log import ReceiverCounts, ReceiverLife, SpanLogRecord, added_up, follow
-from scraper.spans.spec import SIGNALS
+from sidelight.scraper.spans.log import ReceiverCounts, ReceiverLife, SpanLogRecord, added_up, follow
+from sidelight.scraper.spans.spec import SIGNALS
 
 PROTOBUF = "application/x-protobuf"
 

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import BOUND_S
 
-from loadgen.recorder import STAT_NS
-from loadgen.records import RequestPart, WorkerStat, read_log
+from sidelight.loadgen.recorder import STAT_NS
+from sidelight.loadgen.records import RequestPart, WorkerStat, read_log
 
 MODELS = json.dumps({"data": [{"id": "scripted"}]}).encode()
 ANSWER = (
@@ -211,7 +211,7 @@ def start(*arguments: str | Path, limit: int | None = None, **variables: str) ->
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     return Command(
-        [sys.executable, "-m", "sidecar", *map(str, arguments)],
+        [sys.executable, "-m", "sidelight", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -235,7 +235,15 @@ def sidelight(*arguments: str | Path, path: Path = Path(), bound_s: float = BOUN
 @contextmanager
 def engine(*options: str | Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run a fast simulated engine, and yield its URL and process."""
-    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--exit-on-eof", *map(str, options)]
+    command = [
+        sys.executable,
+        "-m",
+        "sidelight.simulator",
+        "--speed-profile",
+        "fast",
+        "--exit-on-eof",
+        *map(str, options),
+    ]
     with Command(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
@@ -280,7 +288,7 @@ def child_processes(parent: int, *modules: str) -> list[int]:
 
 def load_workers(parent: int) -> list[int]:
     """Return the load workers that a run started, in order."""
-    return child_processes(parent, "loadgen.worker")
+    return child_processes(parent, "sidelight.loadgen.worker")
 
 
 def state(process: int) -> str:

@@ -17,15 +17,15 @@ import numpy.typing as npt
 import pytest
 from series import endpoint_of_columns
 
-from correlator.exact.join import join
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import take
-from scraper.exposition import Series
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build
-from scraper.spans.log import packed
-from scraper.spans.requests import EngineSpans, engine_spans
-from scraper.targets.scrape import Scrape
+from sidelight.correlator.exact.join import join
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import take
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import EndpointSeries, build
+from sidelight.scraper.spans.log import packed
+from sidelight.scraper.spans.requests import EngineSpans, engine_spans
+from sidelight.scraper.targets.scrape import Scrape
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))

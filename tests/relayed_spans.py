@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import ReceiverSpec
 
 
 @asynccontextmanager

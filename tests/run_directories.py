@@ -9,12 +9,12 @@ import msgspec
 from sent_requests import parts, planned
 from series import scraped
 
-from loadgen.records import WorkerStat, append_record, plan_end
-from recorded.directory import create, write_json
-from recorded.events import Event
-from rundir.frames import FrameLog
-from scraper.series.log import ScrapeLog
-from scraper.targets.scrape import Scrape
+from sidelight.loadgen.records import WorkerStat, append_record, plan_end
+from sidelight.recorded.directory import create, write_json
+from sidelight.recorded.events import Event
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.scraper.targets.scrape import Scrape
 
 MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
 

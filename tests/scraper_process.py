@@ -13,7 +13,7 @@ from typing import Any
 from children import piped
 from waiting import BOUND_S
 
-from scraper.series.log import FailureRecord, ScrapeRow, read_log
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow, read_log
 
 
 class Worker:
@@ -50,7 +50,7 @@ class Worker:
 @asynccontextmanager
 async def receiving(path: Path, *, prelude: str = "", **spec: Any) -> AsyncIterator[Worker]:
     """Start one that receives spans at free ports by a clock that is right, unless the specification has others."""
-    code = f"{prelude}\nimport runpy\nrunpy.run_module('scraper.worker.spans', run_name='__main__')"
+    code = f"{prelude}\nimport runpy\nrunpy.run_module('sidelight.scraper.worker.spans', run_name='__main__')"
     addresses = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}
     clock = {"clock_offset_ns": time.time_ns() - time.monotonic_ns()}
     async with piped("-c", code) as process:
@@ -63,7 +63,7 @@ async def receiving(path: Path, *, prelude: str = "", **spec: Any) -> AsyncItera
 @asynccontextmanager
 async def started(path: Path, *, prelude: str = "", **spec: Any) -> AsyncIterator[Worker]:
     """Start it, after a few lines of Python where there are any, and send its specification."""
-    code = f"{prelude}\nimport runpy\nrunpy.run_module('scraper.worker', run_name='__main__')"
+    code = f"{prelude}\nimport runpy\nrunpy.run_module('sidelight.scraper.worker', run_name='__main__')"
     async with piped("-c", code) as process:
         worker = Worker(process, path / "scrapes-0.log")
         worker.send({"interval_s": 0.02, "clock_offset_ns": 10**18, "out": str(worker.log)} | spec)

@@ -6,7 +6,7 @@ import json
 import zlib
 from array import array
 
-from loadgen.records import PlannedRequest, RequestPart
+from sidelight.loadgen.records import PlannedRequest, RequestPart
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 

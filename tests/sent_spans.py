@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from scraper.spans.log import ExportRecord, packed
+from sidelight.scraper.spans.log import ExportRecord, packed
 
 S = 10**9
 MS = 10**6

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from rundir.columns import Floats, Ints
-from scraper.exposition import Series
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import EndpointSeries, build
+from sidelight.scraper.targets.scrape import Scrape
 
 SECOND = 10**9
 URL = "http://127.0.0.1:8000/metrics"

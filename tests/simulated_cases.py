@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from recordings import Case, log_of
 
-from loadgen.requests.table.log import RequestLog
-from scraper.series.log import rows
-from scraper.series.table import build
-from scraper.targets.scrape import Scrape
-from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.settings import EngineSettings, SpeedProfile
-from simulator.telemetry.pages.vllm import VllmPage
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import build
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.settings import EngineSettings, SpeedProfile
+from sidelight.simulator.telemetry.pages.vllm import VllmPage
 
 Ints = npt.NDArray[np.int64]
 

@@ -11,12 +11,12 @@ from aiohttp import ClientSession
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
-from simulator.telemetry.truth import TruthLog
-from simulator.virtual import SimulatedLoad, VirtualServer
+from sidelight.simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.server import running
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.simulator.telemetry.truth import TruthLog
+from sidelight.simulator.virtual import SimulatedLoad, VirtualServer
 
 LIMITS = EngineSettings(
     max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, speed=PROFILES["fast"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from logs import request_log
 
-from exporter.prometheus.snapshot import (
+from sidelight.exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     LATENESS_BOUNDS_S,
     TOKEN_BOUNDS_S,
@@ -20,12 +20,12 @@ from exporter.prometheus.snapshot import (
     WatchCounts,
     bucketize,
 )
-from exporter.prometheus.table import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.slo.results import SloResult, SloTally
-from scraper.spans.log import ReceiverCounts
-from sidecar.live.tally import RATES
+from sidelight.exporter.prometheus.table import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.loadgen.requests.slo.results import SloResult, SloTally
+from sidelight.scraper.spans.log import ReceiverCounts
+from sidelight.sidecar.live.tally import RATES
 
 PARTS_S = {"network": 0.01, "gateway": 0.004, "queue": 0.12, "prefill": 0.05, "other": 0.05}
 ENDPOINT = "http://127.0.0.1:8000/metrics"

@@ -15,21 +15,21 @@ from msgspec.structs import replace as replaced
 from virtual_runs import PartsSource
 from virtual_study import run_step
 
-from methodology.compliance.facts import step_facts
-from methodology.compliance.statement import Compliance, comply
-from methodology.execution.derive import study_result
-from methodology.execution.record import StepStarted, Study, StudyRecord
-from methodology.procedures import PROCEDURES
-from methodology.report import study_files
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Done, Finished, Procedure, Step, StepData, StudySettings
-from methodology.study.outcome import outcome
-from methodology.study.planning import decide
-from methodology.study.result import StudyResult
-from recorded.system import read_system
-from rundir.columns import take
-from simulator.settings import SimulatorSettings
-from simulator.virtual import VirtualServer
+from sidelight.methodology.compliance.facts import step_facts
+from sidelight.methodology.compliance.statement import Compliance, comply
+from sidelight.methodology.execution.derive import study_result
+from sidelight.methodology.execution.record import StepStarted, Study, StudyRecord
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.report import study_files
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Procedure, Step, StepData, StudySettings
+from sidelight.methodology.study.outcome import outcome
+from sidelight.methodology.study.planning import decide
+from sidelight.methodology.study.result import StudyResult
+from sidelight.recorded.system import read_system
+from sidelight.rundir.columns import take
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.virtual import VirtualServer
 
 REQUESTS, LEVEL, MOST_STEPS = 24, 4.0, 60
 #: What each test needs to have any steps: its configurations and numbers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from methodology.study.findings import (
+from sidelight.methodology.study.findings import (
     Plot,
     PlotLine,
     ResultColumn,
@@ -11,8 +11,8 @@ from methodology.study.findings import (
     StudyFindings,
     SupportingNumber,
 )
-from methodology.study.model import Parameters
-from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
+from sidelight.methodology.study.model import Parameters
+from sidelight.methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 
 ANSWER = (
     "The system sustains 5.92 requests/s (941 output tokens/s) of this workload.",

@@ -10,24 +10,24 @@ import numpy as np
 import numpy.typing as npt
 from logs import request_log
 
-from correlator.breakdown import Parts
-from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
-from correlator.estimate.table import Attribution, nothing
-from correlator.exact.clock_offset import ClockOffset
-from correlator.load.stability import Stability
-from correlator.statistics.association import Association
-from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
-from correlator.statistics.tail import tail_shares
-from exporter.summary.correlation import Correlation, Evidence, Findings, correlation
-from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
-from loadgen.requests.self_check.check import self_check
-from loadgen.requests.self_check.workers import CpuRatio, Spread
-from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
-from recorded.integrity import Integrity
-from rundir.fields import UNSET
-from rundir.stats import Missing, describe
-from scraper.hardware.summary import hardware_summary
-from scraper.window.quantities import (
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.estimate.percentiles import ServerMeans, ServerPercentiles
+from sidelight.correlator.estimate.table import Attribution, nothing
+from sidelight.correlator.exact.clock_offset import ClockOffset
+from sidelight.correlator.load.stability import Stability
+from sidelight.correlator.statistics.association import Association
+from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
+from sidelight.correlator.statistics.tail import tail_shares
+from sidelight.exporter.summary.correlation import Correlation, Evidence, Findings, correlation
+from sidelight.exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
+from sidelight.loadgen.requests.self_check.check import self_check
+from sidelight.loadgen.requests.self_check.workers import CpuRatio, Spread
+from sidelight.loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
+from sidelight.recorded.integrity import Integrity
+from sidelight.rundir.fields import UNSET
+from sidelight.rundir.stats import Missing, describe
+from sidelight.scraper.hardware.summary import hardware_summary
+from sidelight.scraper.window.quantities import (
     Counter,
     CounterStatistics,
     Gauge,
@@ -35,8 +35,8 @@ from scraper.window.quantities import (
     Range,
     SampleStatistics,
 )
-from scraper.window.summary import DetectedEngine, Server
-from scraper.window.window import Window
+from sidelight.scraper.window.summary import DetectedEngine, Server
+from sidelight.scraper.window.window import Window
 
 SECOND = 10**9
 WINDOW = Window(start_ns=1_795_256_419_150_000_000, end_ns=1_795_256_429_150_000_000)

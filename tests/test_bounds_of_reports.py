@@ -22,19 +22,19 @@ from series import END, QUEUE, gauge, histogram, scraped
 from test_hostile_directories import ESCAPES, MOST_CPU_S, UNSEEN, ran
 from waiting import BOUND_S
 
-from exporter.evaluation.measured import LEAST_SLICES, MOST_SLICES
-from exporter.evaluation.warnings import MOST_NOTES
-from exporter.summary import correlation
-from recorded.events import Event
-from rundir.frames import FrameLog
-from scraper.exposition import Series
-from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
-from sidecar.formats import FORMATS
+from sidelight.exporter.evaluation.measured import LEAST_SLICES, MOST_SLICES
+from sidelight.exporter.evaluation.warnings import MOST_NOTES
+from sidelight.exporter.summary import correlation
+from sidelight.recorded.events import Event
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
+from sidelight.sidecar.formats import FORMATS
 
 
 def refusal(path: Path, least_cpu_s: int) -> str:
     """Return the one line of a report that took more than it may."""
-    code = f"from sidecar import __main__, bounded; bounded.LEAST_CPU_S = {least_cpu_s}; __main__.main()"
+    code = f"from sidelight.sidecar import __main__, bounded; bounded.LEAST_CPU_S = {least_cpu_s}; __main__.main()"
     command = [sys.executable, "-c", code, "report", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n")), done.stderr
@@ -87,7 +87,7 @@ def test_a_signal_ends_the_process_that_evaluates(tmp_path: Path, number: signal
     """It is sent to the one that waits: another waits for a log to be opened, and is interrupted."""
     path = golden_files.copied("two_engines", tmp_path)
     code = (
-        "from sidecar import __main__; from sidecar.report import derive\n"
+        "from sidelight.sidecar import __main__; from sidelight.sidecar.report import derive\n"
         "def derived(*_, **__): print('begun', flush=True); import time; time.sleep(600)\n"
         "derive.derive = derived; __main__.main()"
     )

@@ -11,7 +11,7 @@ import pytest
 from processes import Ended, engine, sidelight
 from relayed_spans import relayed
 
-from sidecar.cli.measuring import free_pair
+from sidelight.sidecar.cli.measuring import free_pair
 
 LOAD = ("--rate", "20", "--requests", "40", "--warmup", "0", "--listen", "off", "--quiet")
 

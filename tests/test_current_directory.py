@@ -32,6 +32,6 @@ def test_no_module_of_the_current_directory_is_imported(arguments: tuple[str, ..
     path = golden_files.copied("two_engines", tmp_path)
     for name in PLANTED:
         (path / f"{name}.py").write_text(MODULE)
-    command = [sys.executable, "-P", "-m", "sidecar", *arguments]
+    command = [sys.executable, "-P", "-m", "sidelight", *arguments]
     done = subprocess.run(command, cwd=path, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert (0, False) == (done.returncode, (path / "imported").exists()), done.stderr

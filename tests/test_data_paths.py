@@ -11,12 +11,12 @@ from types import FrameType
 
 import pytest
 
-from correlator.opening import open_run
-from exporter import tables
-from exporter.evaluation.evaluate import evaluate
-from exporter.evaluation.server import server_of
-from exporter.evaluation.times import correlated
-from recorded.logs import RunLogs
+from sidelight.correlator.opening import open_run
+from sidelight.exporter import tables
+from sidelight.exporter.evaluation.evaluate import evaluate
+from sidelight.exporter.evaluation.server import server_of
+from sidelight.exporter.evaluation.times import correlated
+from sidelight.recorded.logs import RunLogs
 
 GOLDEN = Path(__file__).parent / "golden"
 # Called for an empty table of requests where a log of another kind is read.
@@ -29,7 +29,7 @@ def noting_modules(names: set[str]) -> Iterator[None]:
     """Add the modules of ours whose functions are called in the context."""
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        name = str(frame.f_globals.get("__name__", ""))
+        name = str(frame.f_globals.get("__name__", "")).removeprefix("sidelight.")
         if event == "call" and name.partition(".")[0] in PACKAGES:
             names.add(name)
 

@@ -14,8 +14,8 @@ import yaml
 from documents import REPOSITORY, commands, messages, mkdocs_hooks, options, sentences
 from processes import QUIET, engine, sidelight
 
-from loadgen.plan.workloads import custom
-from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
+from sidelight.loadgen.plan.workloads import custom
+from sidelight.recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 
 PAGES = sorted(
     path

@@ -22,10 +22,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from processes import LONG, QUIET, Ended, alive, answered, children, ended, load_workers, sidelight, start, until
 
-from loadgen.records import read_plan
-from scraper.engines.recognition import QUANTITIES
-from sidecar.options import schema
-from sidecar.run import open_run
+from sidelight.loadgen.records import read_plan
+from sidelight.scraper.engines.recognition import QUANTITIES
+from sidelight.sidecar.options import schema
+from sidelight.sidecar.run import open_run
 
 DERIVED = (
     "summary.json",
@@ -179,7 +179,9 @@ def scraper_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) 
         "run", "--url", engine.url, *load, *lengths, "--scrape-interval", "0.1", "--out", path, *QUIET
     ) as process:
         until(lambda: answered(path) or process.poll() is not None, "answers")
-        for child in processes.child_processes(process.pid, "scraper.worker", "scraper.worker.spans"):
+        for child in processes.child_processes(
+            process.pid, "sidelight.scraper.worker", "sidelight.scraper.worker.spans"
+        ):
             os.kill(child, signal.SIGKILL)
         return ended(process, path)
 

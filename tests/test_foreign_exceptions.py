@@ -17,16 +17,16 @@ from aiohttp.client_reqrep import ConnectionKey
 from grpc import aio
 from yarl import URL
 
-from loadgen.records import PlannedRequest
-from loadgen.transports.grpc import GrpcTransport
-from loadgen.transports.transport import Exchange
-from loadgen.transports.websocket import WebSocketTransport
-from recorded.errors import SidelightError
-from rundir.access import Access, connection_problem
-from scraper.spans.forward import CollectorConnection, Rejected, Unavailable
-from scraper.spans.spec import TRACES
-from scraper.targets import fetch
-from sidecar.run.preparation import target
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.loadgen.transports.grpc import GrpcTransport
+from sidelight.loadgen.transports.transport import Exchange
+from sidelight.loadgen.transports.websocket import WebSocketTransport
+from sidelight.recorded.errors import SidelightError
+from sidelight.rundir.access import Access, connection_problem
+from sidelight.scraper.spans.forward import CollectorConnection, Rejected, Unavailable
+from sidelight.scraper.spans.spec import TRACES
+from sidelight.scraper.targets import fetch
+from sidelight.sidecar.run.preparation import target
 
 KEY = ConnectionKey("host", 443, True, True, None, None, None)
 ARGUMENTS: tuple[tuple[Any, ...], ...] = (

@@ -19,9 +19,9 @@ from processes import Ended, engine, sidelight
 from sent_spans import body
 from series import histogram
 
-from scraper.spans.log import read_log
-from scraper.spans.requests import engine_spans
-from sidecar.cli.measuring import free_pair
+from sidelight.scraper.spans.log import read_log
+from sidelight.scraper.spans.requests import engine_spans
+from sidelight.sidecar.cli.measuring import free_pair
 
 HELD_S = 0.03
 PAGE = "/litellm/metrics"

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from sent_requests import HEAD, planned
 from sent_spans import MS, NOON, call, engine, export, gateway
 
-from correlator.exact.table import SLACK_S
-from correlator.parts import TTFT_PARTS
-from exporter.evaluation.evaluate import Evaluated
-from exporter.report.sections import as_text
-from loadgen.records import RequestPart, append_record, plan_end, trace_id
-from recorded.directory import write_json
-from recorded.events import Event
-from rundir.frames import FrameLog
-from scraper.perf_metrics import TimingLog
-from scraper.series.log import ScrapeLog
-from sidecar.report.derive import derive
+from sidelight.correlator.exact.table import SLACK_S
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.report.sections import as_text
+from sidelight.loadgen.records import RequestPart, append_record, plan_end, trace_id
+from sidelight.recorded.directory import write_json
+from sidelight.recorded.events import Event
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.perf_metrics import TimingLog
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.sidecar.report.derive import derive
 
 REQUESTS = 6
 URL = "http://h/v1/chat/completions"

@@ -18,8 +18,8 @@ from faults.cases import cpu_limit
 from sent_requests import parts
 from tiny_study import TINY
 
-from loadgen.records import RequestPart
-from methodology.execution.record import (
+from sidelight.loadgen.records import RequestPart
+from sidelight.methodology.execution.record import (
     LOG,
     Decided,
     Frame,
@@ -30,14 +30,14 @@ from methodology.execution.record import (
     append,
     create,
 )
-from methodology.procedures import PROCEDURES
-from methodology.study.model import Outcome, Parameters, Step, StudySettings
-from rundir.frames import FrameLog
-from rundir.framing import MOST_INFLATED_BYTES
-from scraper.exposition import Series
-from scraper.series.log import LayoutRecord, RowRecord
-from sidecar.cli.app import main
-from sidecar.formats import FORMATS
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.study.model import Outcome, Parameters, Step, StudySettings
+from sidelight.rundir.frames import FrameLog
+from sidelight.rundir.framing import MOST_INFLATED_BYTES
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.log import LayoutRecord, RowRecord
+from sidelight.sidecar.cli.app import main
+from sidelight.sidecar.formats import FORMATS
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b"
 FORMULA = "=cmd|' /C calc'!A0"

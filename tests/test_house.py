@@ -114,10 +114,12 @@ def imports(module: str) -> frozenset[str]:
     imported = set()
     for node in nodes(MODULES[module]):
         if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names if alias.name.partition(".")[0] in MAY_IMPORT}
+            names = [alias.name.removeprefix("sidelight.") for alias in node.names]
+            imported |= {name for name in names if name.partition(".")[0] in MAY_IMPORT}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: relative import"
-            source = node.module or ""
+            source = (node.module or "").removeprefix("sidelight.")
+            source = source if source.partition(".")[0] in MAY_IMPORT else (node.module or "")
             if source.partition(".")[0] in MAY_IMPORT:
                 names = [f"{source}.{alias.name}" for alias in node.names]
                 imported |= {name if name in MODULES else source for name in names}

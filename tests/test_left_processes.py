@@ -40,6 +40,6 @@ def test_a_failing_test_leaves_no_command():
 def test_a_child_is_known_by_its_whole_name():
     """The receiver's has the scraper's, and an option may have any."""
     with engine("--truth", "/dev/null") as (_, process):
-        assert [process.pid] == child_processes(os.getpid(), "simulator", "simulat")
-        assert [] == child_processes(os.getpid(), "simul", "simulator.engine")
+        assert [process.pid] == child_processes(os.getpid(), "sidelight.simulator", "sidelight.simulat")
+        assert [] == child_processes(os.getpid(), "sidelight.simul", "sidelight.simulator.engine")
         assert "simulator" in children(os.getpid())[process.pid]

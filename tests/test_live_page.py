@@ -14,9 +14,9 @@ from processes import engine
 from server_sent import listening
 from waiting import BOUND_S
 
-from exporter.html.page import as_parts
-from sidecar.live.final import recorded
-from sidecar.report.derive import derive
+from sidelight.exporter.html.page import as_parts
+from sidelight.sidecar.live.final import recorded
+from sidelight.sidecar.report.derive import derive
 
 
 async def test_a_browser_sees_a_run_go_and_end_with_its_report(tmp_path: Path):
@@ -27,7 +27,7 @@ async def test_a_browser_sees_a_run_go_and_end_with_its_report(tmp_path: Path):
     load = ("--rate", "15", "--duration", "8", "--warmup", "0", "--scrape-interval", "0.2", "--listen", "127.0.0.1:0")
     with engine() as (url, _):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sidecar", "run", url, *load, "--json", "--out", str(tmp_path / "run")),
+            *(sys.executable, "-m", "sidelight", "run", url, *load, "--json", "--out", str(tmp_path / "run")),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -157,7 +157,7 @@ def test_logs_that_are_large_enough_stop_the_run(
     sidelight: Callable[..., Ended], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As if the user had, and it says why; what was recorded is reported."""
-    monkeypatch.setattr("sidecar.run.load.MOST_LOG_BYTES", 10**6)
+    monkeypatch.setattr("sidelight.sidecar.run.load.MOST_LOG_BYTES", 10**6)
     options = ("--concurrency", "4", "--requests", "4", "--warmup", "0", *QUIET, "--out", tmp_path / "run")
     ended = replace(sidelight("run", f"{url}/flood/full", *options), path=tmp_path / "run")
     assert (130, "interrupted") == (ended.code, ended.manifest["status"])

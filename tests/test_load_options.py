@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from processes import QUIET, Ended, Script, engine, serving, sidelight
 
-from loadgen.plan.arrivals import Arrival, schedule
-from loadgen.records import PlannedRequest, read_plan
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import take
-from sidecar.run import open_run
+from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.loadgen.records import PlannedRequest, read_plan
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import take
+from sidelight.sidecar.run import open_run
 
 MS = 1_000_000
 

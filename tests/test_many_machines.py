@@ -39,11 +39,11 @@ from processes import (
 )
 from waiting import BOUND_S
 
-from correlator.opening import open_run
-from loadgen.records import read_plan
-from recorded.directory import RAW
-from sidecar.options.checks import check_run
-from sidecar.options.load import RunOptions
+from sidelight.correlator.opening import open_run
+from sidelight.loadgen.records import read_plan
+from sidelight.recorded.directory import RAW
+from sidelight.sidecar.options.checks import check_run
+from sidelight.sidecar.options.load import RunOptions
 
 PACKAGES = ("correlator", "exporter", "loadgen", "methodology", "recorded", "rundir", "scraper", "sidecar", "simulator")
 REPOSITORY = Path(__file__).parents[1]
@@ -67,9 +67,12 @@ def test_ray_is_imported_in_one_module():
 
 def test_a_run_here_imports_nothing_of_other_machines():
     """Neither what reaches them nor what compares clocks with theirs."""
-    code = "import sys, sidecar.run.load, sidecar.run.session, sidecar.run.preparation.prepare; print(*sys.modules)"
+    code = (
+        "import sys; from sidelight.sidecar.run import load, session; "
+        "from sidelight.sidecar.run.preparation import prepare; print(*sys.modules)"
+    )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
-    remote = {f"sidecar.run.processes.{name}" for name in ("nodes", "remote", "agent", "clocks")}
+    remote = {f"sidelight.sidecar.run.processes.{name}" for name in ("nodes", "remote", "agent", "clocks")}
     assert set() == {"ray", *remote} & set(printed.split())
 
 
@@ -128,7 +131,7 @@ def test_a_load_from_two_nodes_is_that_of_one_machine(cluster: Any, tmp_path: Pa
     assert {os.getpriority(os.PRIO_PROCESS, 0)} == {node["niceness"] for node in there.manifest["nodes"]}
     assert all(0 < row["clock_error_ms"] < BOUND_S * 1e3 for row in there.requests())
     assert [] == there.summary["integrity"]["disagreements"]
-    code = "import sys; sys.modules['ray'] = None; from sidecar.__main__ import main; main()"
+    code = "import sys; sys.modules['ray'] = None; from sidelight.sidecar.__main__ import main; main()"
     again = subprocess.run([sys.executable, "-c", code, "report", there.path], capture_output=True, check=False)
     assert 0 == again.returncode, again.stderr.decode()
 
@@ -251,7 +254,7 @@ def agents_with_workers() -> Iterator[dict[str, tuple[int, ...]]]:
     """Yield each load worker on a node, its agent, and both with the process of Ray that started that."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"loadgen.worker" in (process / "cmdline").read_bytes():
+            if b"sidelight.loadgen.worker" in (process / "cmdline").read_bytes():
                 worker = int(process.name)
                 agent = parent(worker)
                 if b"ray::Agent" in Path(f"/proc/{agent}/cmdline").read_bytes():
@@ -297,7 +300,7 @@ def test_an_address_without_a_cluster_is_named(tmp_path: Path):
 @pytest.mark.parametrize("absent", ["ray", "opentelemetry.metrics"])
 def test_a_missing_package_is_named_before_ray_is_asked_for_anything(absent: str, tmp_path: Path):
     """Without opentelemetry-api Ray's own processes would die, and say why in their logs alone."""
-    code = f"import sys; sys.modules['{absent}'] = None; from sidecar.__main__ import main; main()"
+    code = f"import sys; sys.modules['{absent}'] = None; from sidelight.sidecar.__main__ import main; main()"
     arguments = ("run", "--url", "http://127.0.0.1:1", "--out", tmp_path / "run", "--ray", "auto", *QUIET)
     run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, text=True)
     assert 2 == run.returncode

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from codes import raises
 
-from methodology.execution.record import open_study
-from recorded.directory import MANIFEST
-from sidecar.report.derive import derive
+from sidelight.methodology.execution.record import open_study
+from sidelight.recorded.directory import MANIFEST
+from sidelight.sidecar.report.derive import derive
 
 OLDER = Path(__file__).parent / "data/older"
 # Requests, and their mean TTFT and prefill time in ms as the commit that recorded them had them.

@@ -28,15 +28,16 @@ from sent_spans import CLIENT
 from test_watch import TRACE, watching
 from waiting import BOUND_S
 
-from correlator.opening import open_run
-from sidecar.cli.measuring import free_pair
-from sidecar.formats import OPENMETRICS
-from sidecar.report.derive import derive_run
+from sidelight.correlator.opening import open_run
+from sidelight.sidecar.cli.measuring import free_pair
+from sidelight.sidecar.formats import OPENMETRICS
+from sidelight.sidecar.report.derive import derive_run
 
 PROMTOOL = shutil.which("promtool")
 # A run that waits for its last scrape on a busy machine too.
 PATIENT = (
-    "from sidecar.cli import app as cli; from sidecar.live import final; final.INTERVALS = final.LONGEST_S; cli.main()"
+    "from sidelight.sidecar.cli import app as cli; from sidelight.sidecar.live import final; "
+    "final.INTERVALS = final.LONGEST_S; cli.main()"
 )
 # What is started, and its exit code.
 STARTED = {
@@ -93,7 +94,7 @@ async def _seen(folder: Path) -> Seen:
             watched = group.create_task(_watched(folder / "watch"))
             checked = group.create_task(_checked(f"http://{pages['spans']}/metrics"))
             demo = ("demo", "--duration", "3", "--listen", "off", "--out", str(folder / "demo"), "--quiet")
-            demonstrated = group.create_task(_output(sys.executable, "-m", "sidecar", *demo))
+            demonstrated = group.create_task(_output(sys.executable, "-m", "sidelight", *demo))
             for name, page in pages.items():
                 group.create_task(_run(name, folder / name, page))
         ended_s = time.time()

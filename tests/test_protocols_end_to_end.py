@@ -19,20 +19,20 @@ import pytest
 from children import piped
 from waiting import BOUND_S, movable_time
 
-from loadgen import records
-from loadgen.protocols.reading.reply import Reply, unpack
-from loadgen.protocols.request import Prompt, RequestTarget
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.requests.table.fold import assemble
-from loadgen.requests.table.log import RequestLog
-from loadgen.transports import open_transport
-from loadgen.transports.transport import Exchange, Transport, WorkerSpec
-from rundir import frames
-from rundir.clock import AnchoredClock
-from simulator.engine.history import RequestRecord
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
-from simulator.telemetry.truth import TruthLog
+from sidelight.loadgen import records
+from sidelight.loadgen.protocols.reading.reply import Reply, unpack
+from sidelight.loadgen.protocols.request import Prompt, RequestTarget
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.transports import open_transport
+from sidelight.loadgen.transports.transport import Exchange, Transport, WorkerSpec
+from sidelight.rundir import frames
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.simulator.engine.history import RequestRecord
+from sidelight.simulator.server import running
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.simulator.telemetry.truth import TruthLog
 
 MS = 1_000_000
 MODEL = "sim-llama"
@@ -92,7 +92,7 @@ async def worked(
     } | changes  # fmt: skip
     start_ns = time.monotonic_ns() + offset_ns
     run = {"cmd": "run", "plan": str(directory / "plan"), "start_ns": start_ns}
-    async with piped("-m", "loadgen.worker") as process:
+    async with piped("-m", "sidelight.loadgen.worker") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in (spec, run)))
@@ -308,7 +308,7 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_is_an_error(protoco
 async def test_a_server_that_is_killed_is_an_error():
     """In every protocol as a connection that broke, with what had come."""
     options = "--port 0 --grpc-port 0 --speed-profile fast --kv-blocks 50000 --max-model-len 200000 --seed 1"
-    async with piped("-m", "simulator", *options.split()) as process:
+    async with piped("-m", "sidelight.simulator", *options.split()) as process:
         assert process.stdout is not None
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), BOUND_S))
         async with contextlib.AsyncExitStack() as stack:

@@ -16,13 +16,13 @@ import aiohttp
 import msgspec
 import pytest
 
-from scraper.series.log import ScrapeLog, read_log
-from scraper.series.table import build
-from scraper.targets.fetch import FetchLimits, open_session, scrape
-from scraper.window.summary import server_summary
-from scraper.window.window import Window
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.scraper.series.log import ScrapeLog, read_log
+from sidelight.scraper.series.table import build
+from sidelight.scraper.targets.fetch import FetchLimits, open_session, scrape
+from sidelight.scraper.window.summary import server_summary
+from sidelight.scraper.window.window import Window
+from sidelight.simulator.server import running
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
 # Two at a time, so that requests queue.
 ENGINE = EngineSettings(speed=PROFILES["fast"], max_model_len=512, max_num_seqs=2, seed=5)

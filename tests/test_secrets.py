@@ -29,8 +29,8 @@ from echoing import Echoing, echoing
 from processes import until
 from sent_spans import body, span
 
-from rundir.access import basic
-from rundir.frames import read_frames
+from sidelight.rundir.access import basic
+from sidelight.rundir.frames import read_frames
 
 # Each is planted in one place; what a word for it would be, is its name.
 SECRETS = {
@@ -68,7 +68,7 @@ class Left:
 def started(*arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "sidecar", *map(str, arguments)],
+        [sys.executable, "-m", "sidelight", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

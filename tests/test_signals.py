@@ -18,7 +18,7 @@ import pytest
 from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, start, until
 from waiting import BOUND_S
 
-from sidecar.report.derive import derive
+from sidelight.sidecar.report.derive import derive
 
 NOT_WAITED_FOR = "sidelight: interrupted; `sidelight report RUN` evaluates what a run had recorded\n"
 
@@ -75,13 +75,13 @@ class Signalling:
             os.kill(os.getpid(), int(number))
 sys.meta_path.insert(0, Signalling)
 sys.argv[1:] = arguments
-from sidecar.__main__ import main
+from sidelight.sidecar.__main__ import main
 main()
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("module", ["cyclopts", "sidecar.run.session"])
+@pytest.mark.parametrize("module", ["cyclopts", "sidelight.sidecar.run.session"])
 def test_a_signal_while_modules_are_imported_is_one_line(module: str, number: signal.Signals):
     """Those that every command needs, and those of one command: exit 130 and no traceback."""
     command = [sys.executable, "-c", SIGNALLED, module, str(int(number)), "run", "--url", "http://127.0.0.1:9"]
@@ -92,7 +92,15 @@ def test_a_signal_while_modules_are_imported_is_one_line(module: str, number: si
 
 def test_an_examination_that_is_interrupted_points_to_no_run():
     """`doctor` records nothing that could be evaluated."""
-    command = [sys.executable, "-c", SIGNALLED, "sidecar.doctor", str(int(signal.SIGINT)), "doctor", "127.0.0.1:9"]
+    command = [
+        sys.executable,
+        "-c",
+        SIGNALLED,
+        "sidelight.sidecar.doctor",
+        str(int(signal.SIGINT)),
+        "doctor",
+        "127.0.0.1:9",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
     assert (130, "sidelight: interrupted\n") == (ended.returncode, ended.stderr)
 
@@ -101,7 +109,7 @@ def test_an_examination_that_is_interrupted_points_to_no_run():
 def test_a_terminal_that_is_gone_ends_the_run_and_keeps_its_results(tmp_path: Path, options: tuple[str, ...]):
     """As Ctrl-C does, though nothing can be said any more."""
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "sidecar", "run", "--listen", "off", "--out", str(path), *LONG, *options]
+    command = [sys.executable, "-m", "sidelight", "run", "--listen", "off", "--out", str(path), *LONG, *options]
     with serving(Script()) as url:
         child, terminal = pty.fork()
         if child == 0:

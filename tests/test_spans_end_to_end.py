@@ -14,10 +14,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import engine, sidelight
 from served import collector
 
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
-from sidecar.cli.measuring import free_pair
-from sidecar.run import Run, open_run
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import ReceiverSpec
+from sidelight.sidecar.cli.measuring import free_pair
+from sidelight.sidecar.run import Run, open_run
 
 LOAD = ("--rate", "20", "--requests", "40", "--warmup", "2", "--listen", "off", "--quiet")
 TTFT = ("to the engine", "engine frontend", "queue", "prefill", "from the engine", "blank output")

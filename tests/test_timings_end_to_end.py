@@ -10,8 +10,8 @@ from urllib.request import Request, urlopen
 from processes import Ended, engine, sidelight
 from waiting import BOUND_S
 
-from sidecar.report.derive import derive
-from sidecar.run import open_run
+from sidelight.sidecar.report.derive import derive
+from sidelight.sidecar.run import open_run
 
 LOAD = ("--rate", "20", "--requests", "60", "--warmup", "2", "--listen", "off", "--quiet")
 PARTS = {

@@ -32,10 +32,10 @@ from served import answer
 from server_sent import Sent, listening
 from waiting import BOUND_S
 
-from rundir.access import Access
-from scraper.spans.forward import CollectorConnection, Unavailable
-from sidecar.report.derive import derive
-from sidecar.run import open_run
+from sidelight.rundir.access import Access
+from sidelight.scraper.spans.forward import CollectorConnection, Unavailable
+from sidelight.sidecar.report.derive import derive
+from sidelight.sidecar.run import open_run
 
 TRACE = 'sidelight_requests_total{source="trace"}'
 RESTARTS = "sidelight_receiver_restarts_total"
@@ -98,10 +98,10 @@ class Watch:
         return out.decode()
 
     def receiver(self) -> int:
-        return self._child("scraper.worker.spans")
+        return self._child("sidelight.scraper.worker.spans")
 
     def scraper(self) -> int:
-        return self._child("scraper.worker")
+        return self._child("sidelight.scraper.worker")
 
     def _child(self, module: str) -> int:
         (pid,) = child_processes(self.process.pid, module)
@@ -114,7 +114,7 @@ async def watching(path: Path, *options: str, terminal: bool = False) -> AsyncIt
     addresses = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--out", str(path))
     ours, theirs = os.openpty() if terminal else (-1, asyncio.subprocess.PIPE)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidecar", "watch", *addresses, *options, *(() if terminal else ("--json",))),
+        *(sys.executable, "-m", "sidelight", "watch", *addresses, *options, *(() if terminal else ("--json",))),
         stdout=asyncio.subprocess.PIPE,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm"},

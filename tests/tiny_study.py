@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methodology.study.findings import ResultColumn, ResultQuantity, ResultTable, StudyFindings
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
-from methodology.study.planning import content_seed
-from methodology.study.saturation import Capacity, capacity
+from sidelight.methodology.study.findings import ResultColumn, ResultQuantity, ResultTable, StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
+from sidelight.methodology.study.planning import content_seed
+from sidelight.methodology.study.saturation import Capacity, capacity
 
 
 def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
@@ -65,10 +65,10 @@ TINY = Procedure(
 
 def main() -> None:
     """Run the command line with this test, and with a load generator that is trusted: the machine may be busy."""
-    from methodology import commands as study  # noqa: PLC0415  as above
-    from methodology.execution import data  # noqa: PLC0415  as above
-    from methodology.procedures import PROCEDURES  # noqa: PLC0415  what the tests of other processes need not import
-    from sidecar.cli import app as cli  # noqa: PLC0415  as above
+    from sidelight.methodology import commands as study  # noqa: PLC0415  as above
+    from sidelight.methodology.execution import data  # noqa: PLC0415  as above
+    from sidelight.methodology.procedures import PROCEDURES  # noqa: PLC0415  what the tests of other processes need not import
+    from sidelight.sidecar.cli import app as cli  # noqa: PLC0415  as above
 
     PROCEDURES[TINY.name] = TINY
     study.TESTS = (*study.TESTS, TINY.name)

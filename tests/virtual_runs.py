@@ -17,22 +17,22 @@ from typing import Any, Literal
 import numpy as np
 from recordings import log_of
 
-from correlator.attribute import attribute
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import nothing
-from correlator.exact.table import Joined, unjoined
-from loadgen.plan.fitting import clip
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.plan.workloads.request import Shared, WorkloadRequest
-from loadgen.protocols.request import with_number
-from loadgen.requests.table.log import RequestLog
-from methodology.study.model import StepData
-from scraper.exposition import PageReader
-from scraper.series.log import ScrapeRow
-from scraper.series.table import EndpointSeries, SeriesTable
-from simulator.engine.history import EngineRequest
-from simulator.engine.tokenizer import encode
-from simulator.virtual import Played, VirtualExchange
+from sidelight.correlator.attribute import attribute
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.table import Joined, unjoined
+from sidelight.loadgen.plan.fitting import clip
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.plan.workloads.request import Shared, WorkloadRequest
+from sidelight.loadgen.protocols.request import with_number
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.methodology.study.model import StepData
+from sidelight.scraper.exposition import PageReader
+from sidelight.scraper.series.log import ScrapeRow
+from sidelight.scraper.series.table import EndpointSeries, SeriesTable
+from sidelight.simulator.engine.history import EngineRequest
+from sidelight.simulator.engine.tokenizer import encode
+from sidelight.simulator.virtual import Played, VirtualExchange
 
 PartsSource = Literal["truth", "scrapes", "none"]
 URL = "http://engine.test"

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from virtual_runs import PartsSource, VirtualLoad, step_data, workload_of
 
-from loadgen.plan.arrivals import Arrival, schedule
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Done, Finished, Procedure, Step, StepData, StudySettings
-from methodology.study.outcome import outcome
-from methodology.study.planning import decide
-from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import Played, SimulatedLoad, VirtualServer
+from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Procedure, Step, StepData, StudySettings
+from sidelight.methodology.study.outcome import outcome
+from sidelight.methodology.study.planning import decide
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.simulator.virtual import Played, SimulatedLoad, VirtualServer
 
 #: Requests that warm an engine up, and what passes between two steps.
 _WARM_UP, _PAUSE_S = 10, 2.0

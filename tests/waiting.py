@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from loadgen.transports.transport import Exchange
+    from sidelight.loadgen.transports.transport import Exchange
 
 # Five minutes, not one: beside two processes that spin, at the lowest priority, a process takes 20 s to start, and a
 # closed loop of 4,000 requests as long. No test takes longer for it that does not hang.

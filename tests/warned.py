@@ -11,17 +11,17 @@ import msgspec
 import summaries
 from logs import request_log
 
-from correlator.opening import WatchRun
-from exporter.evaluation.client import workload
-from exporter.evaluation.warnings import warnings
-from exporter.summary.correlation import Correlation, ReceivedSpans
-from loadgen.requests.self_check.check import SelfCheck, self_check
-from loadgen.requests.summary import ClientSummary, client_summary
-from recorded.events import Event
-from recorded.run import Run
-from scraper.series.table import EndpointSeries
-from scraper.spans.requests import engine_spans
-from scraper.window.summary import Endpoint, Scrapes, Server
+from sidelight.correlator.opening import WatchRun
+from sidelight.exporter.evaluation.client import workload
+from sidelight.exporter.evaluation.warnings import warnings
+from sidelight.exporter.summary.correlation import Correlation, ReceivedSpans
+from sidelight.loadgen.requests.self_check.check import SelfCheck, self_check
+from sidelight.loadgen.requests.summary import ClientSummary, client_summary
+from sidelight.recorded.events import Event
+from sidelight.recorded.run import Run
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.spans.requests import engine_spans
+from sidelight.scraper.window.summary import Endpoint, Scrapes, Server
 
 REPLY = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140)}
 COUNTED = summaries.counter(1000.0, 100.0)

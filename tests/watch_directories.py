@@ -8,11 +8,11 @@ import msgspec
 from sent_spans import NOON, S, call, engine, export
 from series import scraped
 
-from recorded.directory import MANIFEST, RAW, create, log_ends, read_manifest, write_json
-from recorded.events import Event, append_event
-from rundir.frames import Rotation
-from scraper.series.log import ScrapeLog
-from scraper.spans.log import ReceiverCounts, SpanLog, StateRecord
+from sidelight.recorded.directory import MANIFEST, RAW, create, log_ends, read_manifest, write_json
+from sidelight.recorded.events import Event, append_event
+from sidelight.rundir.frames import Rotation
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.scraper.spans.log import ReceiverCounts, SpanLog, StateRecord
 
 URL = "http://127.0.0.1:8000/metrics"
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"

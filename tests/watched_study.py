@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from virtual_study import play
 
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Finished, Procedure, Reader, StepData, StudySettings
-from simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Finished, Procedure, Reader, StepData, StudySettings
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

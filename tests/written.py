@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from exporter.prometheus.write_request import WriteRequest
+from sidelight.exporter.prometheus.write_request import WriteRequest
 
 
 def received(body: bytes) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices, Ints
+from sidelight.rundir.columns import Bools, Floats, Indices, Ints
 
 LAGS_S = np.arange(-20, 501) / 1e3
 LEAST_JITTER_S = 0.002

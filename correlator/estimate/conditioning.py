@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.estimate.assignment import Members
-from correlator.estimate.intervals import IntervalBuckets, ScrapeIntervals
-from correlator.estimate.priors import (
+from sidelight.correlator.estimate.assignment import Members
+from sidelight.correlator.estimate.intervals import IntervalBuckets, ScrapeIntervals
+from sidelight.correlator.estimate.priors import (
     LEAST_INTERVALS,
     LEAST_S,
     Network,
@@ -24,11 +24,11 @@ from correlator.estimate.priors import (
     queue_prior,
     rest_prior,
 )
-from correlator.estimate.regression import around
-from correlator.estimate.waits import Waits
-from rundir.columns import Floats, Indices
-from rundir.printable.numbers import count_of
-from rundir.stats import Missing
+from sidelight.correlator.estimate.regression import around
+from sidelight.correlator.estimate.waits import Waits
+from sidelight.rundir.columns import Floats, Indices
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.stats import Missing
 
 ROUNDS = 25
 LEAST_VARIANCE = 1e-14  # s^2; below it a part is known

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices, Ints
-from rundir.stats import Missing
-from scraper.engines import recognition as engines
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.catalogue import catalogue
-from scraper.exposition import HistogramColumns, histograms
-from scraper.series.resets import Restarts, RisingHistogram, restarts_of, rising, rising_histogram
-from scraper.series.table import EndpointSeries
+from sidelight.rundir.columns import Bools, Floats, Indices, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.catalogue import catalogue
+from sidelight.scraper.exposition import HistogramColumns, histograms
+from sidelight.scraper.series.resets import Restarts, RisingHistogram, restarts_of, rising, rising_histogram
+from sidelight.scraper.series.table import EndpointSeries
 
 Sources = Mapping[str, CanonicalSource | Missing]
 

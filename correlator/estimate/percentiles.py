@@ -15,17 +15,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from correlator.estimate.intervals import Observed, ScrapeIntervals
-from correlator.estimate.table import Attribution
-from rundir.columns import Floats, Ints
-from rundir.printable.numbers import count_of
-from rundir.stats import Missing
-from scraper import quantiles
-from scraper.engines.recognition import canonical, detect
-from scraper.quantiles import Estimates
-from scraper.series.resets import restarts_of, rising_histogram
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.correlator.estimate.intervals import Observed, ScrapeIntervals
+from sidelight.correlator.estimate.table import Attribution
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.stats import Missing
+from sidelight.scraper import quantiles
+from sidelight.scraper.engines.recognition import canonical, detect
+from sidelight.scraper.quantiles import Estimates
+from sidelight.scraper.series.resets import restarts_of, rising_histogram
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 LEAST_COVERED = 0.95
 NORMAL_95 = 1.645

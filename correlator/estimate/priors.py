@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.estimate.assignment import Members
-from correlator.estimate.intervals import ScrapeIntervals
-from correlator.estimate.regression import FittedModel, TimePrior, TrainingSums, learn
-from correlator.estimate.waits import Waits, nearest_step, prefill_features, rest_features
-from rundir.columns import Bools, Floats, Indices
+from sidelight.correlator.estimate.assignment import Members
+from sidelight.correlator.estimate.intervals import ScrapeIntervals
+from sidelight.correlator.estimate.regression import FittedModel, TimePrior, TrainingSums, learn
+from sidelight.correlator.estimate.waits import Waits, nearest_step, prefill_features, rest_features
+from sidelight.rundir.columns import Bools, Floats, Indices
 
 LEAST_INTERVALS = 5
 LEAST_S, LEAST_SHARE = 3e-4, 0.12  # standard deviation of a model's mean, in s and as a share of it

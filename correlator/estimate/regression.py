@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Floats, Indices
+from sidelight.rundir.columns import Floats, Indices
 
 HUBER = 1.345
 ROUNDS = 12

@@ -13,9 +13,9 @@ from itertools import islice
 
 import numpy as np
 
-from correlator.estimate.assignment import Members
-from correlator.estimate.intervals import ScrapeIntervals, joined, merge, pick
-from rundir.columns import Bools, Indices, Ints
+from sidelight.correlator.estimate.assignment import Members
+from sidelight.correlator.estimate.intervals import ScrapeIntervals, joined, merge, pick
+from sidelight.rundir.columns import Bools, Indices, Ints
 
 MOST_MEMBERS = 8
 MOST_CHANCE = 0.1

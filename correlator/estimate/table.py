@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rundir.columns import Floats, Indices, Ints, Texts, same_text
+from sidelight.rundir.columns import Floats, Indices, Ints, Texts, same_text
 
 BY_TIME = "by_time"  # of no estimate: times of the engine's, joined by time alone
 QUALITIES = ("exact", BY_TIME, "tight", "shared", "mixed_traffic", "prior", "none")

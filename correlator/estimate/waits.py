@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from correlator.requests import RequestColumns
-from rundir.columns import Bools, Floats, Indices, Ints
+from sidelight.correlator.requests import RequestColumns
+from sidelight.rundir.columns import Bools, Floats, Indices, Ints
 
 SHARED_STEP_S = 0.004
 STEPS_BACK = 4

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.exact.table import SLACK_S, Joined
-from loadgen.requests.table.log import RequestLog
-from recorded.nodes import NodeTime, clock_errors_ns
-from rundir.columns import Bools, Floats, Ints
+from sidelight.correlator.exact.table import SLACK_S, Joined
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.nodes import NodeTime, clock_errors_ns
+from sidelight.rundir.columns import Bools, Floats, Ints
 
 NO_PAIRS = "no request was joined with stamps of the engine's clock"
 NO_AGREEMENT = "each span begins before its request was sent, or ends after its reply, wherever the clock is set"

@@ -12,14 +12,14 @@ from functools import partial
 
 import numpy as np
 
-from correlator.exact.matching import Matched, by_record
-from correlator.exact.replies import by_reply
-from correlator.exact.span_matching import by_time
-from correlator.exact.spans import by_request_id, by_trace
-from correlator.exact.table import RECORD_BY_TIME, SPAN_BY_TIME, Find, Joined, Refusal, put, unjoined
-from loadgen.requests.metrics import span_s
-from loadgen.requests.table.log import RequestLog
-from scraper.spans.requests import EngineSpans
+from sidelight.correlator.exact.matching import Matched, by_record
+from sidelight.correlator.exact.replies import by_reply
+from sidelight.correlator.exact.span_matching import by_time
+from sidelight.correlator.exact.spans import by_request_id, by_trace
+from sidelight.correlator.exact.table import RECORD_BY_TIME, SPAN_BY_TIME, Find, Joined, Refusal, put, unjoined
+from sidelight.loadgen.requests.metrics import span_s
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.spans.requests import EngineSpans
 
 
 def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = None) -> Joined:

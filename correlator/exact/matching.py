@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from correlator.exact.table import TIMES, ExactTimes
-from correlator.requests import address
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Bools, Floats, Ints, Texts
-from rundir.stats import Missing
-from scraper.perf_metrics import Timings
+from sidelight.correlator.exact.table import TIMES, ExactTimes
+from sidelight.correlator.requests import address
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Bools, Floats, Ints, Texts
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.perf_metrics import Timings
 
 # How far from the usual ways a pair may be, at most and at least; in between it is as far as chance lets it.
 MOST_COST = 28.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from correlator.exact.table import ALL_TIMES, ExactTimes
-from loadgen.requests.table.log import RequestLog
-from scraper.engines.catalogue import INNER_TIMES
+from sidelight.correlator.exact.table import ALL_TIMES, ExactTimes
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.engines.catalogue import INNER_TIMES
 
 
 def by_reply(requests: RequestLog, rows: Sequence[int], why: Sequence[list[str]]) -> Iterator[tuple[int, ExactTimes]]:

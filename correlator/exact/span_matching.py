@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from correlator.exact.matching import Matched, Records, matched
-from correlator.exact.spans import span_times
-from correlator.exact.table import ExactTimes
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Ints, take
-from scraper.perf_metrics import Timings
-from scraper.spans.requests import EngineSpans
+from sidelight.correlator.exact.matching import Matched, Records, matched
+from sidelight.correlator.exact.spans import span_times
+from sidelight.correlator.exact.table import ExactTimes
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, Ints, take
+from sidelight.scraper.perf_metrics import Timings
+from sidelight.scraper.spans.requests import EngineSpans
 
 SPANS = Records(
     name="span of another trace",

@@ -12,12 +12,12 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Texts
-from scraper.engines import recognition as engines
-from scraper.engines.catalogue import INNER_TIMES
-from scraper.spans.requests import EngineSpans
+from sidelight.correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Texts
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.engines.catalogue import INNER_TIMES
+from sidelight.scraper.spans.requests import EngineSpans
 
 # Envoy writes whether a trace was sampled into the thirteenth digit of a UUID that it passes on as X-Request-Id.
 _UUID = re.compile(r"([0-9a-f]{8}-[0-9a-f]{4}-)[0-9a-f]([0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.requests.metrics import OTHER_UNIT
-from rundir.columns import Bools, Floats, Ints, Texts, same_text
-from scraper.engines.catalogue import INNER_TIMES
-from scraper.spans.request_times import InnerTimes
+from sidelight.loadgen.requests.metrics import OTHER_UNIT
+from sidelight.rundir.columns import Bools, Floats, Ints, Texts, same_text
+from sidelight.scraper.engines.catalogue import INNER_TIMES
+from sidelight.scraper.spans.request_times import InnerTimes
 
 SPAN_BY_TIME, RECORD_BY_TIME = "span by time", "record by time"
 SOURCES = ("trace", "request id", "response", SPAN_BY_TIME, RECORD_BY_TIME, "none")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import Attribution, nothing
-from correlator.exact.spans import Owners, own_spans, span_times
-from correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, Refusal, put, unjoined
-from correlator.live.reasons import (
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.table import Attribution, nothing
+from sidelight.correlator.exact.spans import Owners, own_spans, span_times
+from sidelight.correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, Refusal, put, unjoined
+from sidelight.correlator.live.reasons import (
     CONTRADICTION,
     EVICTED,
     FAILED,
@@ -26,12 +26,12 @@ from correlator.live.reasons import (
     NO_TIMES,
     NOT_ESTIMATED,
 )
-from correlator.live.traces import TracedRequest
-from correlator.parts import ENGINE_PARTS
-from loadgen.requests.table.log import RequestLog
-from recorded.client_spans import request_log
-from rundir.columns import Bools, Floats, Texts, take
-from scraper.spans.requests import request_spans
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.correlator.parts import ENGINE_PARTS
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.client_spans import request_log
+from sidelight.rundir.columns import Bools, Floats, Texts, take
+from sidelight.scraper.spans.requests import request_spans
 
 _SOURCES = {"trace": "trace", "id": "request id", "time": SPAN_BY_TIME}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from correlator.live.reasons import (
+from sidelight.correlator.live.reasons import (
     ELSEWHERE,
     NEW_TRACE,
     NO_CLIENT,
@@ -15,8 +15,8 @@ from correlator.live.reasons import (
     explain_breaks,
     explain_routing,
 )
-from correlator.live.traces import TracedRequest
-from rundir.clock import iso_ms
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.rundir.clock import iso_ms
 
 BREAKING_NS = 60 * 10**9
 LEAST_BROKEN = 10  # requests in BREAKING_NS

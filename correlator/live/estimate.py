@@ -15,18 +15,18 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from correlator.attribute import attribute
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import Attribution, nothing
-from correlator.exact.table import unjoined
-from correlator.live.traces import TracedRequest
-from correlator.requests import Requests
-from loadgen.requests.table.log import RequestLog
-from recorded.client_spans import request_log
-from rundir.columns import Bools, Ints, concat, take
-from scraper.series.log import FailureRecord, ScrapeRow
-from scraper.series.resets import restarts_of
-from scraper.series.table import SeriesTable
+from sidelight.correlator.attribute import attribute
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.table import Attribution, nothing
+from sidelight.correlator.exact.table import unjoined
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.correlator.requests import Requests
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.client_spans import request_log
+from sidelight.rundir.columns import Bools, Ints, concat, take
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.scraper.series.resets import restarts_of
+from sidelight.scraper.series.table import SeriesTable
 
 WINDOW_S = 60.0
 # Between two estimates of a window, each of which takes 20 ms and from 0.04 to 0.5 ms a request. The first come sooner:

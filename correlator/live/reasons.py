@@ -5,7 +5,7 @@ Both are given as labels of metrics, and in words.
 
 from collections.abc import Mapping
 
-from rundir.printable.numbers import count_of
+from sidelight.rundir.printable.numbers import count_of
 
 NO_ENGINE = "no_engine_span"
 NO_CLIENT = "no_client_span"

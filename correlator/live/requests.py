@@ -12,18 +12,18 @@ from typing import Literal
 
 import numpy as np
 
-from correlator.exact.span_matching import spans_by_time
-from correlator.exact.spans import bearing_id, same_id
-from correlator.live.breakdown import EndedRequests, break_down_ended, estimated
-from correlator.live.counting import TraceCount
-from correlator.live.estimate import EstimateWindow, hold_traced
-from correlator.live.traces import TracedRequest
-from correlator.live.window import KEEP_S, MOST_BYTES, MOST_SPANS, TraceWindow
-from loadgen.requests.table.log import RequestLog
-from recorded.client_spans import ClientSpan, request_log
-from recorded.gateway_spans import nested
-from scraper.spans.requests import request_spans
-from scraper.spans.spec import SETTLE_S
+from sidelight.correlator.exact.span_matching import spans_by_time
+from sidelight.correlator.exact.spans import bearing_id, same_id
+from sidelight.correlator.live.breakdown import EndedRequests, break_down_ended, estimated
+from sidelight.correlator.live.counting import TraceCount
+from sidelight.correlator.live.estimate import EstimateWindow, hold_traced
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.correlator.live.window import KEEP_S, MOST_BYTES, MOST_SPANS, TraceWindow
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.client_spans import ClientSpan, request_log
+from sidelight.recorded.gateway_spans import nested
+from sidelight.scraper.spans.requests import request_spans
+from sidelight.scraper.spans.spec import SETTLE_S
 
 WAIT_S = 30.0  # for the other half of a request, where halves of that side came
 JOIN_EVERY_S = 10.0  # by time: a thousand of each side take a third of a second

@@ -14,9 +14,9 @@ from typing import Literal
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from recorded.client_spans import ClientSpan, chain, encloses
-from recorded.gateway_spans import GatewaySpan
-from scraper.spans.received import OTHER, ReceivedSpan
+from sidelight.recorded.client_spans import ClientSpan, chain, encloses
+from sidelight.recorded.gateway_spans import GatewaySpan
+from sidelight.scraper.spans.received import OTHER, ReceivedSpan
 
 _NO_RESOURCE = Resource()
 _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and is not ours to keep

@@ -13,7 +13,7 @@ from functools import cache, partial
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from correlator.live.traces import (
+from sidelight.correlator.live.traces import (
     SpanTrace,
     TracedRequest,
     last_servers,
@@ -22,11 +22,11 @@ from correlator.live.traces import (
     with_ends,
     with_gateways,
 )
-from recorded.client_spans import client_span
-from recorded.gateway_spans import GatewaySpan, gateways_between, note_body
-from scraper.spans.log import ExportRecord
-from scraper.spans.received import OTHER, ReceivedSpan
-from scraper.spans.spec import SETTLE_S
+from sidelight.recorded.client_spans import client_span
+from sidelight.recorded.gateway_spans import GatewaySpan, gateways_between, note_body
+from sidelight.scraper.spans.log import ExportRecord
+from sidelight.scraper.spans.received import OTHER, ReceivedSpan
+from sidelight.scraper.spans.spec import SETTLE_S
 
 # The spans of a request's choices come together, or nearly so.
 QUIET_S = 1.0

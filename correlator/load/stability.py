@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from correlator.load.trend import Interval, Trend, trend, walk_interval
-from loadgen.requests.rates import EARLY_REQUESTS, LEAST_SHARE, RAMP_RESIDENCES, ramp
-from rundir.columns import Floats
-from rundir.fields import Count, Ratio, doc
+from sidelight.correlator.load.trend import Interval, Trend, trend, walk_interval
+from sidelight.loadgen.requests.rates import EARLY_REQUESTS, LEAST_SHARE, RAMP_RESIDENCES, ramp
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import Count, Ratio, doc
 
 Verdict = Literal["stable", "growing", "undecided"]
 

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from loadgen.requests.metrics import input_tokens
-from loadgen.requests.rates import SteadyThroughput
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Bools, Floats, Ints
-from rundir.fields import Ratio, StampNs, doc
-from rundir.stats import known
+from sidelight.loadgen.requests.metrics import input_tokens
+from sidelight.loadgen.requests.rates import SteadyThroughput
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Bools, Floats, Ints
+from sidelight.rundir.fields import Ratio, StampNs, doc
+from sidelight.rundir.stats import known
 
 LEFT_OUT = 0.1
 MSER_BATCH = 5

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.load.stability import Stability, verdict
-from correlator.statistics.server_load import gauge_samples
-from loadgen.requests.rates import TOO_MANY_FAILED, failed_share
-from loadgen.requests.table.log import RequestLog
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.load.stability import Stability, verdict
+from sidelight.correlator.statistics.server_load import gauge_samples
+from sidelight.loadgen.requests.rates import TOO_MANY_FAILED, failed_share
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.series.table import EndpointSeries
 
 NOTHING_SENT = "no load was sent"
 CLOSED = (

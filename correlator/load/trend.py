@@ -8,9 +8,9 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_sums
-from rundir.columns import Floats
-from rundir.fields import Count, doc
+from sidelight.correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_sums
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import Count, doc
 
 Interval = tuple[float, float]
 

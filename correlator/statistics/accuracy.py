@@ -7,11 +7,11 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta, Struct
 
-from correlator.breakdown import Parts
-from correlator.estimate.table import Attribution
-from rundir.columns import Bools, Floats
-from rundir.fields import NO_UNIT, Count, doc
-from rundir.stats import Missing
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.estimate.table import Attribution
+from sidelight.rundir.columns import Bools, Floats
+from sidelight.rundir.fields import NO_UNIT, Count, doc
+from sidelight.rundir.stats import Missing
 
 Z90 = 1.6448536
 EXACT_S = 0.002  # what is called exact may be off by less

@@ -15,15 +15,15 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_sums
-from correlator.statistics.server_load import server_loads
-from loadgen.requests.table.log import RequestLog
-from rundir import fields
-from rundir.columns import Floats
-from rundir.fields import NO_UNIT, UNSET, Count, doc
-from rundir.printable.numbers import count_of
-from rundir.stats import Missing
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_sums
+from sidelight.correlator.statistics.server_load import server_loads
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir import fields
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import NO_UNIT, UNSET, Count, doc
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.table import EndpointSeries
 
 LAGS_S = tuple(float(x) for x in np.arange(-16, 17) / 2)
 MIN_PAIRS = 10

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rundir.columns import Floats, Indices
+from sidelight.rundir.columns import Floats, Indices
 
 RESAMPLES = 1000
 _AT_ONCE, _MOST_AT_ONCE = 100, 1 << 22  # resamples, and their rows

@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rundir.columns import Floats
-from rundir.fields import Amount, Count, doc
-from rundir.stats import OF_VALUES
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import Amount, Count, doc
+from sidelight.rundir.stats import OF_VALUES
 
 LEAST_TAIL = 20.0  # effective values beyond a quantile; with fewer, intervals cover the truth in as little as half
 _ONE_SIDED_95 = 1.645

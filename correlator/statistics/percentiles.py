@@ -7,13 +7,13 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from correlator.breakdown import Parts
-from correlator.parts import TTFT_PARTS
-from correlator.statistics.intervals import QuantileInterval, quantiles
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, take
-from rundir.fields import doc
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.correlator.statistics.intervals import QuantileInterval, quantiles
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, take
+from sidelight.rundir.fields import doc
 
 
 class PercentileIntervals(msgspec.Struct, frozen=True, kw_only=True):

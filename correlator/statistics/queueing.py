@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Struct
 
-from correlator.statistics.server_load import EngineSamples, engine_samples
-from rundir import fields
-from rundir.columns import Floats
-from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
-from rundir.stats import Missing, finite, known
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.correlator.statistics.server_load import EngineSamples, engine_samples
+from sidelight.rundir import fields
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
+from sidelight.rundir.stats import Missing, finite, known
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 NEAR_MOST = 0.9
 NEVER_WAITED = "no scrape in the window shows a waiting request"

@@ -12,15 +12,15 @@ from typing import Literal
 
 import numpy as np
 
-from correlator.requests import route
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Indices, Ints
-from rundir.stats import Missing
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.recognition import canonical, detect, leading_engine
-from scraper.series.resets import Restarts, restarts_of, rising, together
-from scraper.series.table import EndpointSeries
-from scraper.window.aggregate import gauge_values
+from sidelight.correlator.requests import route
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, Indices, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.recognition import canonical, detect, leading_engine
+from sidelight.scraper.series.resets import Restarts, restarts_of, rising, together
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.aggregate import gauge_values
 
 Sources = Mapping[str, CanonicalSource | Missing]
 

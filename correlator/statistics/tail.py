@@ -14,14 +14,20 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta, Struct, UnsetType
 
-from correlator.breakdown import Parts
-from correlator.estimate.table import BY_TIME
-from correlator.parts import OTHER, TTFT_PARTS
-from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
-from rundir.columns import Floats, Indices, Ints, Texts
-from rundir.fields import NO_UNIT, UNSET, Count, doc
-from rundir.printable.numbers import count_of
-from rundir.stats import Missing
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.estimate.table import BY_TIME
+from sidelight.correlator.parts import OTHER, TTFT_PARTS
+from sidelight.correlator.statistics.bootstrap import (
+    block_count,
+    block_length,
+    degrees_of_freedom,
+    interval95,
+    resampled_sums,
+)
+from sidelight.rundir.columns import Floats, Indices, Ints, Texts
+from sidelight.rundir.fields import NO_UNIT, UNSET, Count, doc
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.stats import Missing
 
 PARTS = tuple(part.name for part in TTFT_PARTS)
 TAILS = {"p95": 0.95, "p99": 0.99}

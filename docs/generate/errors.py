@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.plan import prompts, saved, traces
-from loadgen.plan.tokenizers import fitting
-from loadgen.plan.workloads import fields
-from recorded import errors
+from sidelight.loadgen.plan import prompts, saved, traces
+from sidelight.loadgen.plan.tokenizers import fitting
+from sidelight.loadgen.plan.workloads import fields
+from sidelight.recorded import errors
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("correlator", "exporter", "loadgen", "methodology", "recorded", "scraper", "sidecar")

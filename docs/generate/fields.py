@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rundir.stats import STATISTICS
+from sidelight.rundir.stats import STATISTICS
 
 LIST = re.compile(
     r"(<!-- fields of (\w+)(?: in ([\w.*\[\]]+))?(?:(?:: | but )([\w ]+?))? -->)\n.*?<!-- end -->", re.DOTALL

@@ -22,14 +22,14 @@ from errors import with_errors
 from fields import listed_structs, with_lists
 from rooms import with_rooms
 
-from exporter.summary.result import schema
-from methodology.compliance.requirements import Requirement, requirements
-from methodology.study.result import StudyResult
-from scraper.engines import recognition as engines
-from scraper.engines.catalogue import Catalogue, CatalogueQuantity, Entry
-from scraper.gateways import catalogue as gateways
-from scraper.gateways.catalogue import GatewayEntry
-from sidecar.cli import peers
+from sidelight.exporter.summary.result import schema
+from sidelight.methodology.compliance.requirements import Requirement, requirements
+from sidelight.methodology.study.result import StudyResult
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.engines.catalogue import Catalogue, CatalogueQuantity, Entry
+from sidelight.scraper.gateways import catalogue as gateways
+from sidelight.scraper.gateways.catalogue import GatewayEntry
+from sidelight.sidecar.cli import peers
 
 DIRECTORY = Path(__file__).parents[1]
 ENGINES_HEADING = """# Engines

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from exporter.report.sections import sections
-from exporter.text import render
-from sidecar.report.derive import evaluated
+from sidelight.exporter.report.sections import sections
+from sidelight.exporter.text import render
+from sidelight.sidecar.report.derive import evaluated
 
 PICTURE = Path(__file__).with_name("report.svg")
 WIDTH = 104

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from exporter.document import without_controls
-from exporter.report.alerts import damage_lines, failed_line, loss_lines
-from exporter.report.conclusion import evidence
-from exporter.report.verdict import verdict_of
-from exporter.summary.result import Summary
-from loadgen.requests.slo.results import ObjectiveResult
+from sidelight.exporter.document import without_controls
+from sidelight.exporter.report.alerts import damage_lines, failed_line, loss_lines
+from sidelight.exporter.report.conclusion import evidence
+from sidelight.exporter.report.verdict import verdict_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.slo.results import ObjectiveResult
 
 ANSWERED = "the server answered until the end of the load"
 TRUST, ENDED = "the load generator's own error is within its limits", "the run ended and its records are whole"

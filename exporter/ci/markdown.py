@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from correlator.parts import TTFT_PARTS
-from exporter.comparison import (
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.comparison import (
     CAUTION,
     STATISTICS,
     Compared,
@@ -18,20 +18,20 @@ from exporter.comparison import (
     same_requests,
     times_table,
 )
-from exporter.document import Figures, PartsBar, Prose, Table, without_controls
-from exporter.report.alerts import alerts
-from exporter.report.conclusion import conclusion, evidence
-from exporter.report.heading import heading
-from exporter.report.load import rate_lines
-from exporter.report.tables.breakdown import breakdown_table
-from exporter.report.tables.client import client_table
-from exporter.report.tables.shards import shards_section
-from exporter.report.verdict import verdict_blocks, verdict_of
-from exporter.summary.breakdown import json_name
-from exporter.summary.result import Summary, as_written
-from exporter.summary.verdict import RunVerdict
-from exporter.text import glyph
-from loadgen.requests.slo.results import ObjectiveResult
+from sidelight.exporter.document import Figures, PartsBar, Prose, Table, without_controls
+from sidelight.exporter.report.alerts import alerts
+from sidelight.exporter.report.conclusion import conclusion, evidence
+from sidelight.exporter.report.heading import heading
+from sidelight.exporter.report.load import rate_lines
+from sidelight.exporter.report.tables.breakdown import breakdown_table
+from sidelight.exporter.report.tables.client import client_table
+from sidelight.exporter.report.tables.shards import shards_section
+from sidelight.exporter.report.verdict import verdict_blocks, verdict_of
+from sidelight.exporter.summary.breakdown import json_name
+from sidelight.exporter.summary.result import Summary, as_written
+from sidelight.exporter.summary.verdict import RunVerdict
+from sidelight.exporter.text import glyph
+from sidelight.loadgen.requests.slo.results import ObjectiveResult
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
 # GitHub and GitLab look for these in the text that is shown, where no backslash stands any more.

@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from correlator.load.steady import steady_throughput
-from exporter.evaluation.measured import MeasuredRun, closed_loop
-from exporter.summary.result import Tokenizer, Workload
-from loadgen.host.clock_sync import ClockSummary
-from loadgen.host.cpu_steal import MachineLoad
-from loadgen.host.round_trip import RoundTrip
-from loadgen.requests.self_check.check import SelfCheck, self_check
-from loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node
-from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
-from loadgen.requests.table.log import RequestLog
-from recorded.events import PHASE_END
-from recorded.run import Run
-from rundir.stats import Missing
-from scraper.hardware.summary import Hardware
-from scraper.window.window import Window
+from sidelight.correlator.load.steady import steady_throughput
+from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop
+from sidelight.exporter.summary.result import Tokenizer, Workload
+from sidelight.loadgen.host.clock_sync import ClockSummary
+from sidelight.loadgen.host.cpu_steal import MachineLoad
+from sidelight.loadgen.host.round_trip import RoundTrip
+from sidelight.loadgen.requests.self_check.check import SelfCheck, self_check
+from sidelight.loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.events import PHASE_END
+from sidelight.recorded.run import Run
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.summary import Hardware
+from sidelight.scraper.window.window import Window
 
 
 def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:

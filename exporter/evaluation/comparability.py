@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from correlator.opening import WatchRun
-from exporter.summary.correlation import Correlation
-from loadgen.host.clock_sync import NTP_LIMIT_MS
-from loadgen.requests.self_check.nodes import late_orders, slower_nodes
-from loadgen.requests.summary import ClientSummary
-from loadgen.requests.table.log import RequestLog
-from recorded.run import Run
-from rundir.printable.numbers import agree, count_of
-from scraper.engines.catalogue import catalogue
-from scraper.window.summary import Server
+from sidelight.correlator.opening import WatchRun
+from sidelight.exporter.summary.correlation import Correlation
+from sidelight.loadgen.host.clock_sync import NTP_LIMIT_MS
+from sidelight.loadgen.requests.self_check.nodes import late_orders, slower_nodes
+from sidelight.loadgen.requests.summary import ClientSummary
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.run import Run
+from sidelight.rundir.printable.numbers import agree, count_of
+from sidelight.scraper.engines.catalogue import catalogue
+from sidelight.scraper.window.summary import Server
 
 TOKENS_RATIO = 0.2  # by which a page's count of tokens may differ from the client's
 

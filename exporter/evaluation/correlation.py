@@ -8,32 +8,39 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from correlator.estimate.intervals import Observed, pick
-from correlator.estimate.percentiles import (
+from sidelight.correlator.estimate.intervals import Observed, pick
+from sidelight.correlator.estimate.percentiles import (
     ServerMeans,
     ServerPercentiles,
     drained_means,
     server_means,
     server_percentiles,
 )
-from correlator.opening import WatchRun
-from correlator.statistics.association import associations, rank_correlation
-from correlator.statistics.queueing import while_waiting
-from correlator.statistics.server_load import met_at_submission
-from correlator.statistics.tail import tail_shares
-from exporter.evaluation.measured import MeasuredRun
-from exporter.evaluation.times import Correlated
-from exporter.summary.correlation import PERCENTILES, Correlation, Evidence, Findings, ReceivedSpans, correlation
-from exporter.summary.slowest import slowest
-from exporter.summary.timeline import timeline
-from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
-from loadgen.requests.table.log import RequestLog
-from recorded.run import Run
-from rundir.columns import take
-from rundir.fields import UNSET
-from rundir.stats import Missing
-from scraper.spans.requests import PROBE
-from scraper.window.window import Window, slice_edges
+from sidelight.correlator.opening import WatchRun
+from sidelight.correlator.statistics.association import associations, rank_correlation
+from sidelight.correlator.statistics.queueing import while_waiting
+from sidelight.correlator.statistics.server_load import met_at_submission
+from sidelight.correlator.statistics.tail import tail_shares
+from sidelight.exporter.evaluation.measured import MeasuredRun
+from sidelight.exporter.evaluation.times import Correlated
+from sidelight.exporter.summary.correlation import (
+    PERCENTILES,
+    Correlation,
+    Evidence,
+    Findings,
+    ReceivedSpans,
+    correlation,
+)
+from sidelight.exporter.summary.slowest import slowest
+from sidelight.exporter.summary.timeline import timeline
+from sidelight.loadgen.requests.metrics import input_tokens, span_s, ttft_ns
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import take
+from sidelight.rundir.fields import UNSET
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.spans.requests import PROBE
+from sidelight.scraper.window.window import Window, slice_edges
 
 ONLY_GREW = Missing(
     "the queue only grew while the load lasted, so that its length says no more than how long that had been"

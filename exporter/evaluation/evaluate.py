@@ -7,26 +7,26 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from correlator.breakdown import Parts
-from correlator.load.sustained import stability_of
-from correlator.opening import WatchRun
-from exporter.evaluation.client import client_of, self_check_of, workload
-from exporter.evaluation.correlation import correlation_of
-from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here, measured_run
-from exporter.evaluation.methodology import methodology_of
-from exporter.evaluation.server import server_of
-from exporter.evaluation.warnings import warnings
-from exporter.report.verdict import verdict_of
-from exporter.summary.gateways import beside_pages
-from exporter.summary.result import MeasuredWindow, Status, Summary, Tool
-from exporter.summary.watched import watched_traffic
-from loadgen.requests.summary import output_tokens_within
-from recorded.errors import CannotWrite
-from recorded.run import Run
-from rundir.clock import iso_ms
-from rundir.stats import Missing
-from scraper.hardware.summary import Hardware, hardware_summary
-from scraper.window.window import Window
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.load.sustained import stability_of
+from sidelight.correlator.opening import WatchRun
+from sidelight.exporter.evaluation.client import client_of, self_check_of, workload
+from sidelight.exporter.evaluation.correlation import correlation_of
+from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here, measured_run
+from sidelight.exporter.evaluation.methodology import methodology_of
+from sidelight.exporter.evaluation.server import server_of
+from sidelight.exporter.evaluation.warnings import warnings
+from sidelight.exporter.report.verdict import verdict_of
+from sidelight.exporter.summary.gateways import beside_pages
+from sidelight.exporter.summary.result import MeasuredWindow, Status, Summary, Tool
+from sidelight.exporter.summary.watched import watched_traffic
+from sidelight.loadgen.requests.summary import output_tokens_within
+from sidelight.recorded.errors import CannotWrite
+from sidelight.recorded.run import Run
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.summary import Hardware, hardware_summary
+from sidelight.scraper.window.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from correlator.breakdown import Parts
-from correlator.opening import WatchRun
-from correlator.replay import Replayed
-from exporter.evaluation.times import Correlated, correlated
-from exporter.report.heading import urls_of
-from loadgen.driver import is_closed_loop
-from loadgen.requests.table.log import RequestLog
-from recorded.run import Phase, Run
-from rundir.columns import Bools, take
-from scraper.window.window import Window
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.opening import WatchRun
+from sidelight.correlator.replay import Replayed
+from sidelight.exporter.evaluation.times import Correlated, correlated
+from sidelight.exporter.report.heading import urls_of
+from sidelight.loadgen.driver import is_closed_loop
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.run import Phase, Run
+from sidelight.rundir.columns import Bools, take
+from sidelight.scraper.window.window import Window
 
 MOST_SLICES = 20_000  # of a window: eleven hours in slices of two seconds
 LEAST_SLICES, SLICES_PER_RECORD = 1_000, 10  # by requests and scrapes: forged stamps are centuries apart

@@ -6,22 +6,22 @@ from importlib import import_module
 
 import msgspec
 
-from correlator.load.stability import Stability
-from correlator.opening import WatchRun
-from correlator.statistics.percentiles import percentile_intervals
-from exporter.evaluation.comparability import unknown_clocks
-from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here
-from exporter.summary.result import DRAFT, Methodology, RunStatement
-from loadgen.requests.warmup import WarmupStatement
-from recorded.run import Run
-from rundir.stats import Statistics
-from scraper.hardware.summary import gpu_names
+from sidelight.correlator.load.stability import Stability
+from sidelight.correlator.opening import WatchRun
+from sidelight.correlator.statistics.percentiles import percentile_intervals
+from sidelight.exporter.evaluation.comparability import unknown_clocks
+from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here
+from sidelight.exporter.summary.result import DRAFT, Methodology, RunStatement
+from sidelight.loadgen.requests.warmup import WarmupStatement
+from sidelight.recorded.run import Run
+from sidelight.rundir.stats import Statistics
+from sidelight.scraper.hardware.summary import gpu_names
 
 UNTESTED = "no test of the draft was run; this is a plain measurement"
 STUDIES = ("test", "compare", "sweep")  # commands whose runs are steps
 OF_STUDY = "this run is a step of a study, whose compliance.json says which requirements are met"
 # Imported by name: the draft's building stands above this one, and judges a run from what is below.
-JUDGE = "methodology.compliance.runs"
+JUDGE = "sidelight.methodology.compliance.runs"
 
 
 def methodology_of(measured_run: MeasuredRun, stability: Stability, ttft_ms: Statistics) -> Methodology:

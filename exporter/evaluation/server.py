@@ -7,13 +7,13 @@ from itertools import chain
 
 import msgspec
 
-from correlator.opening import WatchRun
-from recorded.errors import DamagedRun
-from recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED
-from recorded.run import Run
-from scraper.window.gateways import gateway_pages
-from scraper.window.summary import Gap, Server, server_summary
-from scraper.window.window import Window
+from sidelight.correlator.opening import WatchRun
+from sidelight.recorded.errors import DamagedRun
+from sidelight.recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED
+from sidelight.recorded.run import Run
+from sidelight.scraper.window.gateways import gateway_pages
+from sidelight.scraper.window.summary import Gap, Server, server_summary
+from sidelight.scraper.window.window import Window
 
 
 def server_of(run: Run, window: Window, slice_ns: int) -> Server:

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from correlator.attribute import attribute
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.intervals import Observed, observe
-from correlator.estimate.table import Attribution
-from correlator.exact.clock_offset import ClockOffset, clock_offsets
-from correlator.exact.join import join
-from correlator.exact.matching import Matched, matched
-from correlator.exact.table import Joined
-from correlator.live.reasons import NOT_COMPARED
-from correlator.opening import WatchRun
-from correlator.replay import Replayed
-from correlator.requests import address
-from loadgen.host.round_trip import RoundTrip
-from loadgen.requests.table.log import RequestLog
-from recorded.gateway_spans import GatewaySpan, nested
-from recorded.run import Run
-from rundir.columns import Floats, Texts, held
-from rundir.stats import Missing
+from sidelight.correlator.attribute import attribute
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.intervals import Observed, observe
+from sidelight.correlator.estimate.table import Attribution
+from sidelight.correlator.exact.clock_offset import ClockOffset, clock_offsets
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.matching import Matched, matched
+from sidelight.correlator.exact.table import Joined
+from sidelight.correlator.live.reasons import NOT_COMPARED
+from sidelight.correlator.opening import WatchRun
+from sidelight.correlator.replay import Replayed
+from sidelight.correlator.requests import address
+from sidelight.loadgen.host.round_trip import RoundTrip
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.gateway_spans import GatewaySpan, nested
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import Floats, Texts, held
+from sidelight.rundir.stats import Missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,26 +11,26 @@ from itertools import islice, pairwise
 import numpy as np
 from msgspec import UNSET
 
-from correlator.live.reasons import explain_breaks, explain_split
-from correlator.opening import WatchRun
-from exporter.evaluation.comparability import comparability, node_lines, probes
-from exporter.evaluation.server import span_gaps_of
-from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
-from exporter.summary.correlation import Correlation, ReceivedSpans, RecordsOfRequests
-from exporter.summary.result import Workload
-from loadgen.requests.delivery import first_reads
-from loadgen.requests.metrics import LEAST_TOKENS, in_one_read, span_ms
-from loadgen.requests.rates import errors_by_kind
-from loadgen.requests.self_check.check import SelfCheck
-from loadgen.requests.summary import ClientSummary
-from loadgen.requests.table.log import RequestLog
-from recorded.run import Run
-from rundir.columns import take
-from rundir.printable.numbers import agree, count_of
-from scraper.engines.recognition import QUANTITIES
-from scraper.series.resets import alternates, label_changes, models_in_turn, unlikely_starts
-from scraper.window.aggregate import impossible_sums, impossible_values
-from scraper.window.summary import Server
+from sidelight.correlator.live.reasons import explain_breaks, explain_split
+from sidelight.correlator.opening import WatchRun
+from sidelight.exporter.evaluation.comparability import comparability, node_lines, probes
+from sidelight.exporter.evaluation.server import span_gaps_of
+from sidelight.exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
+from sidelight.exporter.summary.correlation import Correlation, ReceivedSpans, RecordsOfRequests
+from sidelight.exporter.summary.result import Workload
+from sidelight.loadgen.requests.delivery import first_reads
+from sidelight.loadgen.requests.metrics import LEAST_TOKENS, in_one_read, span_ms
+from sidelight.loadgen.requests.rates import errors_by_kind
+from sidelight.loadgen.requests.self_check.check import SelfCheck
+from sidelight.loadgen.requests.summary import ClientSummary
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import take
+from sidelight.rundir.printable.numbers import agree, count_of
+from sidelight.scraper.engines.recognition import QUANTITIES
+from sidelight.scraper.series.resets import alternates, label_changes, models_in_turn, unlikely_starts
+from sidelight.scraper.window.aggregate import impossible_sums, impossible_values
+from sidelight.scraper.window.summary import Server
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1

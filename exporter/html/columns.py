@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rundir.columns import Floats, Ints, Texts
+from sidelight.rundir.columns import Floats, Ints, Texts
 
 TIME_UNIT_MS = 0.01
 _MOST_BYTES = 6  # whole numbers are exact in a script up to 2**53

@@ -8,20 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from correlator.breakdown import Parts
-from correlator.parts import DECODE, INNER_PARTS, TTFT_PARTS, Part
-from correlator.statistics.server_load import engine_samples, met_at_submission
-from exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack, text_column
-from exporter.html.markup import TITLES
-from exporter.summary.breakdown import Breakdown, json_name, label_of
-from exporter.summary.result import Summary
-from loadgen.records import request_id, trace_id
-from loadgen.requests.metrics import counts, input_tokens, request_metrics, schedule_lateness_ms
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Ints, take
-from rundir.stats import Missing
-from scraper.series.resets import restarts_of
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.parts import DECODE, INNER_PARTS, TTFT_PARTS, Part
+from sidelight.correlator.statistics.server_load import engine_samples, met_at_submission
+from sidelight.exporter.html.columns import (
+    TIME_UNIT_MS,
+    PackedColumn,
+    ascending_column,
+    number_column,
+    pack,
+    text_column,
+)
+from sidelight.exporter.html.markup import TITLES
+from sidelight.exporter.summary.breakdown import Breakdown, json_name, label_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.records import request_id, trace_id
+from sidelight.loadgen.requests.metrics import counts, input_tokens, request_metrics, schedule_lateness_ms
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, Ints, take
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.resets import restarts_of
+from sidelight.scraper.series.table import EndpointSeries
 
 GAUGES = {"requests_waiting": "waiting", "requests_running": "running", "kv_cache_usage": "KV cache in use"}
 QUANTILES = 1000  # of the gaps between chunks, of which there may be millions

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from correlator.breakdown import Parts, gateway_label, network_label
-from correlator.parts import DECODE, INNER_PARTS, TTFT_PARTS, Part
-from exporter.document import Block, Prose
-from exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack
-from exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of
-from exporter.html.markup import blocks
-from loadgen.requests.table.log import RequestLog
-from rundir.clock import iso_ms
-from rundir.columns import Ints, concat, take
-from rundir.printable.numbers import duration
-from rundir.printable.text import escaped, printable, printable_all
-from scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.correlator.breakdown import Parts, gateway_label, network_label
+from sidelight.correlator.parts import DECODE, INNER_PARTS, TTFT_PARTS, Part
+from sidelight.exporter.document import Block, Prose
+from sidelight.exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack
+from sidelight.exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of
+from sidelight.exporter.html.markup import blocks
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.columns import Ints, concat, take
+from sidelight.rundir.printable.numbers import duration
+from sidelight.rundir.printable.text import escaped, printable, printable_all
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
 
 SHOWN_S = 900.0  # as the headings of the page say
 MINUTE_NS = 60_000_000_000

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable
 from html import escape as without_markup
 
-from correlator.parts import E2E_PARTS
-from exporter.document import Block, Figures, Heading, Line, PartsBar, Prose, Section, Table
-from rundir.printable.text import printable_lines
+from sidelight.correlator.parts import E2E_PARTS
+from sidelight.exporter.document import Block, Figures, Heading, Line, PartsBar, Prose, Section, Table
+from sidelight.rundir.printable.text import printable_lines
 
 TITLES = {
     "other": "the engine outside queue and prefill: its API server, and what no source tells apart",

@@ -14,14 +14,14 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from correlator.parts import DECODE, TTFT_PARTS
-from exporter.comparison import Compared
-from exporter.document import without_controls
-from exporter.html.data import PageInputs, page_data
-from exporter.html.markup import TITLES, escape
-from exporter.html.sections import comparison_sections, live_sections, sections
-from exporter.summary.result import Summary
-from rundir.printable.text import escaped, printable_all
+from sidelight.correlator.parts import DECODE, TTFT_PARTS
+from sidelight.exporter.comparison import Compared
+from sidelight.exporter.document import without_controls
+from sidelight.exporter.html.data import PageInputs, page_data
+from sidelight.exporter.html.markup import TITLES, escape
+from sidelight.exporter.html.sections import comparison_sections, live_sections, sections
+from sidelight.exporter.summary.result import Summary
+from sidelight.rundir.printable.text import escaped, printable_all
 
 STYLES = ("uplot.css", "page.css")
 SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "hues.js", "compare.js", "page.js")
@@ -104,7 +104,7 @@ def as_page(
 
 @cache
 def _assets(names: tuple[str, ...]) -> str:
-    folder = resources.files("exporter.html") / "assets"
+    folder = resources.files("sidelight.exporter.html") / "assets"
     return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 

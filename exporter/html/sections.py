@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table, verdict_on
-from exporter.document import Block, Line, Prose, Section, Table, table, words
-from exporter.html.markup import blocks, page_header, section
-from exporter.html.tables import generator_table, slices_table
-from exporter.report.heading import heading
-from exporter.report.method import generator_verdict, method
-from exporter.report.sections import prose
-from exporter.report.sections import sections as report_sections
-from exporter.report.tables.percentiles import percentiles_table
-from exporter.report.tables.server import association_line
-from exporter.summary.result import Summary
-from rundir.printable.numbers import count_of, setting
+from sidelight.exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table, verdict_on
+from sidelight.exporter.document import Block, Line, Prose, Section, Table, table, words
+from sidelight.exporter.html.markup import blocks, page_header, section
+from sidelight.exporter.html.tables import generator_table, slices_table
+from sidelight.exporter.report.heading import heading
+from sidelight.exporter.report.method import generator_verdict, method
+from sidelight.exporter.report.sections import prose
+from sidelight.exporter.report.sections import sections as report_sections
+from sidelight.exporter.report.tables.percentiles import percentiles_table
+from sidelight.exporter.report.tables.server import association_line
+from sidelight.exporter.summary.result import Summary
+from sidelight.rundir.printable.numbers import count_of, setting
 
 NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
 

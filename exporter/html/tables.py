@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from correlator.parts import TTFT_PARTS
-from exporter.document import Cell, Table, numbers, table
-from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
-from exporter.summary.breakdown import json_name, short_label_of
-from exporter.summary.correlation import BreakdownSlice
-from exporter.summary.result import Summary
-from loadgen.requests.self_check.check import SelfCheck
-from rundir.printable.numbers import cell, percent
-from scraper.window.quantities import Gauge
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.document import Cell, Table, numbers, table
+from sidelight.exporter.report.tables.server import GAUGE_ROWS, gauge_cell
+from sidelight.exporter.summary.breakdown import json_name, short_label_of
+from sidelight.exporter.summary.correlation import BreakdownSlice
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.self_check.check import SelfCheck
+from sidelight.rundir.printable.numbers import cell, percent
+from sidelight.scraper.window.quantities import Gauge
 
 MOST_ROWS = 60  # of a long run, several slices are a row
 

@@ -27,16 +27,16 @@ from opentelemetry.sdk.metrics.export import (
     Sum,
 )
 
-from correlator.breakdown import Parts
-from correlator.parts import ENGINE_FRONTEND, STATED_PARTS
-from exporter.otlp.spans import SpanSource, Value, counted_output, error_type, known, operation_of
-from exporter.prometheus import snapshot as shown
-from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
-from exporter.prometheus.table import MetricRow, Point, news, points
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Indices, Ints, Texts, take
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.parts import ENGINE_FRONTEND, STATED_PARTS
+from sidelight.exporter.otlp.spans import SpanSource, Value, counted_output, error_type, known, operation_of
+from sidelight.exporter.prometheus import snapshot as shown
+from sidelight.exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
+from sidelight.exporter.prometheus.table import MetricRow, Point, news, points
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, Indices, Ints, Texts, take
 
 STEPS_AT_ONCE = 10  # some 0.5 MB; receivers take 4
 _DURATION_BOUNDS_S = tuple(0.01 * 2**step for step in range(14))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.breakdown import Parts, network_label
-from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, OTHER, STATED_PARTS
-from loadgen.requests.table.log import RequestLog
+from sidelight.correlator.breakdown import Parts, network_label
+from sidelight.correlator.parts import ENGINE_FRONTEND, INNER_PARTS, OTHER, STATED_PARTS
+from sidelight.loadgen.requests.table.log import RequestLog
 
 _LABELS = {part.name: part.label for part in INNER_PARTS}
 

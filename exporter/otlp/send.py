@@ -33,9 +33,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 
-from rundir.access import Access, bare, connection_problem, headers_for, tls_context
-from scraper.spans.forward import GRPC_AGAIN, HTTP2_SETTINGS, HTTP_AGAIN, http_url, refusal, speaks_grpc
-from scraper.spans.spec import TRACES
+from sidelight.rundir.access import Access, bare, connection_problem, headers_for, tls_context
+from sidelight.scraper.spans.forward import GRPC_AGAIN, HTTP2_SETTINGS, HTTP_AGAIN, http_url, refusal, speaks_grpc
+from sidelight.scraper.spans.spec import TRACES
 
 REPORT_EVERY_S = 5.0
 _REPLY_BYTES = 64 * 1024

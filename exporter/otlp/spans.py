@@ -19,12 +19,12 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from correlator.breakdown import Parts
-from correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
-from exporter.otlp.phases import phases
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import span_id
-from loadgen.requests.table.log import RequestLog
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
+from sidelight.exporter.otlp.phases import phases
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import span_id
+from sidelight.loadgen.requests.table.log import RequestLog
 
 SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)
 # A server may answer an error with a page.

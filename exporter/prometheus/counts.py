@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from correlator.breakdown import SOURCES, Parts
-from correlator.estimate.table import QUALITIES
-from correlator.gateways import GatewayPart
-from correlator.parts import (
+from sidelight.correlator.breakdown import SOURCES, Parts
+from sidelight.correlator.estimate.table import QUALITIES
+from sidelight.correlator.gateways import GatewayPart
+from sidelight.correlator.parts import (
     E2E_PARTS,
     ENGINE_PARTS,
     GATEWAY_REQUEST,
@@ -23,8 +23,8 @@ from correlator.parts import (
     TTFT_PARTS,
     Part,
 )
-from correlator.requests import RequestColumns
-from exporter.prometheus.snapshot import (
+from sidelight.correlator.requests import RequestColumns
+from sidelight.exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     MEAN_BOUNDS_S,
     ClientCounts,
@@ -34,9 +34,9 @@ from exporter.prometheus.snapshot import (
     bucketize,
     traced,
 )
-from recorded.client_spans import ClientSpan
-from recorded.gateway_spans import FIRST_OUTPUT
-from rundir.columns import Texts
+from sidelight.recorded.client_spans import ClientSpan
+from sidelight.recorded.gateway_spans import FIRST_OUTPUT
+from sidelight.rundir.columns import Texts
 
 # Of what parts consist of, what is on the page.
 INNER = (*INSIDE_PARTS, GATEWAY_REQUEST)

@@ -18,9 +18,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from exporter.prometheus.events import EventStream
-from exporter.prometheus.snapshot import Cumulative, Snapshot
-from exporter.prometheus.table import MetricRow, Point, points
+from sidelight.exporter.prometheus.events import EventStream
+from sidelight.exporter.prometheus.snapshot import Cumulative, Snapshot
+from sidelight.exporter.prometheus.table import MetricRow, Point, points
 
 SCRAPES_KEPT = 4
 

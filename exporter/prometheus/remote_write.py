@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import aiohttp
 
-from exporter.prometheus.page import families
-from exporter.prometheus.snapshot import Exemplar, Snapshot
-from exporter.prometheus.write_request import by_step, encoded, samples_of, write_requests
-from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for
-from scraper.spans.forward import Rejected, Unavailable, again_while_away
+from sidelight.exporter.prometheus.page import families
+from sidelight.exporter.prometheus.snapshot import Exemplar, Snapshot
+from sidelight.exporter.prometheus.write_request import by_step, encoded, samples_of, write_requests
+from sidelight.rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for
+from sidelight.scraper.spans.forward import Rejected, Unavailable, again_while_away
 
 STEP_S = 5.0
 PATIENCE_S = 10.0  # how long one request is tried

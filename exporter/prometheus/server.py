@@ -13,10 +13,10 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from exporter.prometheus.events import EventStream
-from exporter.prometheus.page import LivePage
-from rundir.access import Guard, server_context
-from scraper.spans.intake.connections import Connections
+from sidelight.exporter.prometheus.events import EventStream
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.rundir.access import Guard, server_context
+from sidelight.scraper.spans.intake.connections import Connections
 
 SHUTDOWN_TIMEOUT_S = 1.0
 MOST_CONNECTIONS = 256
@@ -166,7 +166,7 @@ def _is_address(name: str) -> bool:
 
 
 async def _show_page(_: web.Request) -> web.Response:
-    from exporter.html.page import live_page  # noqa: PLC0415  which the first request of a run need not wait for
+    from sidelight.exporter.html.page import live_page  # noqa: PLC0415  which the first request of a run need not wait for
 
     return web.Response(text=live_page(), content_type="text/html", headers=_HEADERS)
 

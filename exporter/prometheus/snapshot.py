@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rundir.columns import Ints, Texts
+from sidelight.rundir.columns import Ints, Texts
 
 if TYPE_CHECKING:
-    from loadgen.requests.slo.results import SloResult
+    from sidelight.loadgen.requests.slo.results import SloResult
 
 # No bound is more than 1.1 times the one before, from 1 ms to 10 minutes: a quantile that Prometheus interpolates is at
 # most 10 % off, however requests lie. Bounds on which objectives are usually stated are among them.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from exporter.prometheus.snapshot import (
+from sidelight.exporter.prometheus.snapshot import (
     OTHER_SIGNALS,
     REFUSED,
     ClientCounts,
@@ -24,7 +24,7 @@ from exporter.prometheus.snapshot import (
     WatchCounts,
     mean_parts,
 )
-from rundir.printable.text import escaped
+from sidelight.rundir.printable.text import escaped
 
 Value = float | Cumulative
 Kind = Literal["counter", "gauge", "histogram", "info", "summary"]

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from exporter.prometheus.page import family
-from exporter.prometheus.snapshot import Exemplar, Snapshot
-from exporter.prometheus.table import dated
+from sidelight.exporter.prometheus.page import family
+from sidelight.exporter.prometheus.snapshot import Exemplar, Snapshot
+from sidelight.exporter.prometheus.table import dated
 
 STEPS_A_REQUEST = 20
 SERIES_A_REQUEST = 500
@@ -23,7 +23,7 @@ SERIES_A_REQUEST = 500
 
 def _classes() -> dict[str, Any]:
     """Return protobuf's classes from the compiled remote_write.proto, in a pool of their own."""
-    compiled = resources.files("exporter.prometheus").joinpath("remote_write.desc").read_bytes()
+    compiled = resources.files("sidelight.exporter.prometheus").joinpath("remote_write.desc").read_bytes()
     files = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
     return message_factory.GetMessages(files, pool=descriptor_pool.DescriptorPool())
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from correlator.parts import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
-from correlator.statistics.queueing import WhileWaiting
-from exporter.summary.breakdown import Breakdown, is_certain, json_name
-from exporter.summary.gateways import GatewaySummary
-from exporter.summary.result import Summary
-from loadgen.requests.summary import ClientSummary, too_many_failed
-from rundir.printable.numbers import cell, percent, spoken
-from scraper.engines.catalogue import EngineLimits, catalogue
-from scraper.gateways.catalogue import gateway
-from scraper.window.quantities import GatewayPage
+from sidelight.correlator.parts import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
+from sidelight.correlator.statistics.queueing import WhileWaiting
+from sidelight.exporter.summary.breakdown import Breakdown, is_certain, json_name
+from sidelight.exporter.summary.gateways import GatewaySummary
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
+from sidelight.rundir.printable.numbers import cell, percent, spoken
+from sidelight.scraper.engines.catalogue import EngineLimits, catalogue
+from sidelight.scraper.gateways.catalogue import gateway
+from sidelight.scraper.window.quantities import GatewayPage
 
 LARGE = 0.4  # of the TTFT: a part with less is not what to work on
 LEAST_SCRAPES = 5  # with a waiting request, of which to say why it waited

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from exporter.report.advice import generator_held_up
-from exporter.summary.result import Summary
-from recorded.integrity import Integrity, LogIntegrity
-from rundir.printable.numbers import agree, count_of
-from rundir.printable.text import as_sentence, first_of
-from scraper.window.summary import Gap
+from sidelight.exporter.report.advice import generator_held_up
+from sidelight.exporter.summary.result import Summary
+from sidelight.recorded.integrity import Integrity, LogIntegrity
+from sidelight.rundir.printable.numbers import agree, count_of
+from sidelight.rundir.printable.text import as_sentence, first_of
+from sidelight.scraper.window.summary import Gap
 
 FAILING_IN_PART = 0.01  # of the requests: with more failures than that a run is not called healthy
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from correlator.parts import CAUSES
-from exporter.document import Prose
-from exporter.report.advice import generator_held_up, observed
-from exporter.report.verdict import beside_figures, where_it_went
-from exporter.summary.breakdown import is_certain
-from exporter.summary.gateways import GatewaySummary
-from exporter.summary.result import Summary
-from exporter.summary.tail import TailAttribution, ranked
-from loadgen.requests.slo.results import ObjectiveResult
-from loadgen.requests.summary import too_many_failed
-from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
-from rundir.printable.numbers import cell, count_of, ms, spoken, spoken_together
-from scraper.gateways.catalogue import can_state_more
+from sidelight.correlator.parts import CAUSES
+from sidelight.exporter.document import Prose
+from sidelight.exporter.report.advice import generator_held_up, observed
+from sidelight.exporter.report.verdict import beside_figures, where_it_went
+from sidelight.exporter.summary.breakdown import is_certain
+from sidelight.exporter.summary.gateways import GatewaySummary
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.tail import TailAttribution, ranked
+from sidelight.loadgen.requests.slo.results import ObjectiveResult
+from sidelight.loadgen.requests.summary import too_many_failed
+from sidelight.recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
+from sidelight.rundir.printable.numbers import cell, count_of, ms, spoken, spoken_together
+from sidelight.scraper.gateways.catalogue import can_state_more
 
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
 LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from correlator.live.reasons import NO_CLIENT
-from correlator.parts import ENGINE_PARTS
-from exporter.document import Heading, Line, Prose
-from exporter.summary.result import MeasuredWindow, Summary, Workload
-from exporter.summary.watched import WatchedTraffic
-from loadgen.driver import is_closed_loop
-from loadgen.plan.rates import pace_of
-from loadgen.requests.summary import HeldBack, RequestCounts
-from rundir.printable.numbers import count_of, duration, ms, spoken
-from rundir.printable.text import first_of
+from sidelight.correlator.live.reasons import NO_CLIENT
+from sidelight.correlator.parts import ENGINE_PARTS
+from sidelight.exporter.document import Heading, Line, Prose
+from sidelight.exporter.summary.result import MeasuredWindow, Summary, Workload
+from sidelight.exporter.summary.watched import WatchedTraffic
+from sidelight.loadgen.driver import is_closed_loop
+from sidelight.loadgen.plan.rates import pace_of
+from sidelight.loadgen.requests.summary import HeldBack, RequestCounts
+from sidelight.rundir.printable.numbers import count_of, duration, ms, spoken
+from sidelight.rundir.printable.text import first_of
 
 
 def heading(summary: Summary) -> Heading:

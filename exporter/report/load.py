@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from exporter.summary.result import Summary
-from loadgen.plan.rates import pace_of
-from loadgen.requests.rates import Rates, SteadyThroughput
-from loadgen.requests.summary import HeldBack
-from rundir.printable.numbers import agree, cell, spoken
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.plan.rates import pace_of
+from sidelight.loadgen.requests.rates import Rates, SteadyThroughput
+from sidelight.loadgen.requests.summary import HeldBack
+from sidelight.rundir.printable.numbers import agree, cell, spoken
 
 LEAST_ENDED = 50  # requests: the rate at which fewer ended while the load lasted is mostly chance
 DRAWN_OFF = 0.1  # of --rate: arrivals drawn at random that are further off are worth a sentence

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
-from exporter.report.heading import urls_of
-from exporter.report.load import sustained
-from exporter.report.tables.percentiles import interval_line
-from exporter.summary.breakdown import NOT_SEEN
-from exporter.summary.correlation import Clock, Correlation, EngineClock
-from exporter.summary.result import Summary
-from exporter.summary.tail import in_words
-from exporter.summary.watched import WatchedTraffic
-from loadgen.requests.self_check.cause import BUSY_MACHINE
-from loadgen.requests.self_check.check import SelfCheck
-from rundir.printable.numbers import agree, count_of, ms, percent
+from sidelight.correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
+from sidelight.exporter.report.heading import urls_of
+from sidelight.exporter.report.load import sustained
+from sidelight.exporter.report.tables.percentiles import interval_line
+from sidelight.exporter.summary.breakdown import NOT_SEEN
+from sidelight.exporter.summary.correlation import Clock, Correlation, EngineClock
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.tail import in_words
+from sidelight.exporter.summary.watched import WatchedTraffic
+from sidelight.loadgen.requests.self_check.cause import BUSY_MACHINE
+from sidelight.loadgen.requests.self_check.check import SelfCheck
+from sidelight.rundir.printable.numbers import agree, count_of, ms, percent
 
 MOST_CLOCKS = 3  # engines named whose clocks are not known
 

@@ -11,23 +11,23 @@ from itertools import chain
 
 from msgspec import UnsetType
 
-from exporter.document import BLANK, Block, Prose, Sparklines, without_controls
-from exporter.report.alerts import alerts
-from exporter.report.conclusion import conclusion, objectives
-from exporter.report.heading import heading
-from exporter.report.method import method
-from exporter.report.tables.breakdown import breakdown_tables
-from exporter.report.tables.client import client_section
-from exporter.report.tables.energy import energy_section
-from exporter.report.tables.gateways import gateway_lines
-from exporter.report.tables.server import association_line, server_section
-from exporter.report.tables.shards import shards_section
-from exporter.report.tables.slowest import slowest_section
-from exporter.report.verdict import verdict_blocks, verdict_of
-from exporter.summary.result import Summary, as_written
-from exporter.summary.timeline import Timeline
-from exporter.text import without_padding
-from rundir.printable.numbers import cell, duration, spoken
+from sidelight.exporter.document import BLANK, Block, Prose, Sparklines, without_controls
+from sidelight.exporter.report.alerts import alerts
+from sidelight.exporter.report.conclusion import conclusion, objectives
+from sidelight.exporter.report.heading import heading
+from sidelight.exporter.report.method import method
+from sidelight.exporter.report.tables.breakdown import breakdown_tables
+from sidelight.exporter.report.tables.client import client_section
+from sidelight.exporter.report.tables.energy import energy_section
+from sidelight.exporter.report.tables.gateways import gateway_lines
+from sidelight.exporter.report.tables.server import association_line, server_section
+from sidelight.exporter.report.tables.shards import shards_section
+from sidelight.exporter.report.tables.slowest import slowest_section
+from sidelight.exporter.report.verdict import verdict_blocks, verdict_of
+from sidelight.exporter.summary.result import Summary, as_written
+from sidelight.exporter.summary.timeline import Timeline
+from sidelight.exporter.text import without_padding
+from sidelight.rundir.printable.numbers import cell, duration, spoken
 
 OF_A_LOAD = {"objectives", "conclusion", "timeline", "client", "parts", "slowest", "association", "method"}
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 
 from msgspec import UNSET
 
-from correlator.parts import CAUSES, E2E_PARTS, INNER_PARTS, SPENT, TTFT_PARTS, Part
-from exporter.document import BLANK, Block, Figures, PartsBar, Piece, Prose
-from exporter.report.advice import (
+from sidelight.correlator.parts import CAUSES, E2E_PARTS, INNER_PARTS, SPENT, TTFT_PARTS, Part
+from sidelight.exporter.document import BLANK, Block, Figures, PartsBar, Piece, Prose
+from sidelight.exporter.report.advice import (
     UNEXPLAINED,
     Advice,
     Observations,
@@ -24,18 +24,26 @@ from exporter.report.advice import (
     generator_held_up,
     observed,
 )
-from exporter.report.alerts import FAILING_IN_PART, damage_of, failed_line, is_failing, loss_lines, restarted
-from exporter.report.load import overload
-from exporter.report.tables.breakdown import source_words
-from exporter.summary.breakdown import Breakdown, E2eBreakdown, E2ePart, TtftPart, is_certain, json_name, label_of
-from exporter.summary.result import Summary
-from exporter.summary.tail import MAJORITY, places
-from exporter.summary.verdict import PartShare, RunVerdict, State, Subject, VerdictFigure
-from loadgen.requests.slo.results import ObjectiveResult
-from loadgen.requests.summary import ClientSummary, too_many_failed
-from rundir.clock import iso_ms
-from rundir.printable.numbers import cell, count_of, percent, spoken
-from rundir.printable.text import as_sentence
+from sidelight.exporter.report.alerts import FAILING_IN_PART, damage_of, failed_line, is_failing, loss_lines, restarted
+from sidelight.exporter.report.load import overload
+from sidelight.exporter.report.tables.breakdown import source_words
+from sidelight.exporter.summary.breakdown import (
+    Breakdown,
+    E2eBreakdown,
+    E2ePart,
+    TtftPart,
+    is_certain,
+    json_name,
+    label_of,
+)
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.tail import MAJORITY, places
+from sidelight.exporter.summary.verdict import PartShare, RunVerdict, State, Subject, VerdictFigure
+from sidelight.loadgen.requests.slo.results import ObjectiveResult
+from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.printable.numbers import cell, count_of, percent, spoken
+from sidelight.rundir.printable.text import as_sentence
 
 WHY, DO = "Why: ", "Do this: "
 LEVELS = ("p50", "p99")

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import IO, TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from exporter.server_metrics.source import MetricsSource
+    from sidelight.exporter.server_metrics.source import MetricsSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ def server_metrics_files(
 
     The same source gives the same bytes.
     """
-    statistics = cache(partial(import_module("exporter.server_metrics.json").document, source))
+    statistics = cache(partial(import_module("sidelight.exporter.server_metrics.json").document, source))
     for export in EXPORTS:
         if export.name in formats:
-            write = import_module(f"exporter.server_metrics.{export.name}").write
+            write = import_module(f"sidelight.exporter.server_metrics.{export.name}").write
             yield export.file, partial(write, statistics() if export.content == "statistics" else source)

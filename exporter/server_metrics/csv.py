@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from exporter.server_metrics.json import PERCENTILES, TYPES
-from exporter.server_metrics.source import label_columns
-from rundir.printable.text import defused, escaped
+from sidelight.exporter.server_metrics.json import PERCENTILES, TYPES
+from sidelight.exporter.server_metrics.source import label_columns
+from sidelight.rundir.printable.text import defused, escaped
 
 _GAUGE = ("avg", "min", "max", "std", *PERCENTILES)
 _STATISTICS = {

@@ -19,15 +19,15 @@ from typing import IO, Any
 
 import numpy as np
 
-from exporter.server_metrics.source import SCHEMA_VERSION, Metric, MetricsSource, key, named
-from rundir.printable.text import printable_json
-from rundir.stats import Missing, statistics_of
-from scraper.exposition import HistogramColumns, histograms
-from scraper.quantiles import read_rows
-from scraper.series.table import EndpointSeries, Float64
-from scraper.window.increase import BucketCounts, GaugeSamples, HistogramIncrease, counter, gauge, histogram
-from scraper.window.statistics import finite_only, fits_of, frames, whole
-from scraper.window.window import ScrapeSelection, scrape_intervals, select_scrapes, slice_of
+from sidelight.exporter.server_metrics.source import SCHEMA_VERSION, Metric, MetricsSource, key, named
+from sidelight.rundir.printable.text import printable_json
+from sidelight.rundir.stats import Missing, statistics_of
+from sidelight.scraper.exposition import HistogramColumns, histograms
+from sidelight.scraper.quantiles import read_rows
+from sidelight.scraper.series.table import EndpointSeries, Float64
+from sidelight.scraper.window.increase import BucketCounts, GaugeSamples, HistogramIncrease, counter, gauge, histogram
+from sidelight.scraper.window.statistics import finite_only, fits_of, frames, whole
+from sidelight.scraper.window.window import ScrapeSelection, scrape_intervals, select_scrapes, slice_of
 
 TYPES = ("gauge", "counter", "histogram", "unknown")
 PERCENTILES = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}

@@ -16,10 +16,10 @@ from typing import IO, Any
 
 import msgspec
 
-from exporter.server_metrics.source import Labels, Metric, MetricsSource, key, named
-from rundir.printable.text import printable_json
-from scraper.exposition import Series, histograms
-from scraper.series.table import EndpointSeries
+from sidelight.exporter.server_metrics.source import Labels, Metric, MetricsSource, key, named
+from sidelight.rundir.printable.text import printable_json
+from sidelight.scraper.exposition import Series, histograms
+from sidelight.scraper.series.table import EndpointSeries
 
 _PHASES = {"measure": "profiling"}
 

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from exporter.server_metrics.source import SCHEMA_VERSION, Metric, MetricsSource, key, label_columns, named
-from scraper.exposition import HistogramColumns, Series, histograms
-from scraper.series.resets import rising, rising_histogram
-from scraper.series.table import EndpointSeries, Float64, Int64
-from scraper.window.window import ScrapeSelection, select_scrapes
+from sidelight.exporter.server_metrics.source import SCHEMA_VERSION, Metric, MetricsSource, key, label_columns, named
+from sidelight.scraper.exposition import HistogramColumns, Series, histograms
+from sidelight.scraper.series.resets import rising, rising_histogram
+from sidelight.scraper.series.table import EndpointSeries, Float64, Int64
+from sidelight.scraper.window.window import ScrapeSelection, select_scrapes
 
 ROWS = 2**18  # of one row group, about 30 MB before they are written
 

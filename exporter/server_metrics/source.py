@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.server_metrics.units import infer_unit
-from scraper.exposition import Series
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.exporter.server_metrics.units import infer_unit
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 SCHEMA_VERSION = "1.0"
 

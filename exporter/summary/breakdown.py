@@ -15,12 +15,12 @@ import numpy as np
 from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
 
-from correlator.breakdown import SOURCES, Parts, gateway_label, network_label
-from correlator.estimate.percentiles import ServerMeans
-from correlator.estimate.table import QUALITIES, Attribution
-from correlator.exact.clock_offset import ClockOffset
-from correlator.exact.table import SLACK_S
-from correlator.parts import (
+from sidelight.correlator.breakdown import SOURCES, Parts, gateway_label, network_label
+from sidelight.correlator.estimate.percentiles import ServerMeans
+from sidelight.correlator.estimate.table import QUALITIES, Attribution
+from sidelight.correlator.exact.clock_offset import ClockOffset
+from sidelight.correlator.exact.table import SLACK_S
+from sidelight.correlator.parts import (
     DECODE,
     E2E_PARTS,
     ENGINE_FRONTEND,
@@ -32,10 +32,10 @@ from correlator.parts import (
     TTFT_PARTS,
     Part,
 )
-from loadgen.requests.metrics import stamped_ms
-from rundir.columns import Bools, Floats, Texts
-from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
-from rundir.stats import STATISTICS, Statistics, describe
+from sidelight.loadgen.requests.metrics import stamped_ms
+from sidelight.rundir.columns import Bools, Floats, Texts
+from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
+from sidelight.rundir.stats import STATISTICS, Statistics, describe
 
 Declared = TypeVar("Declared", bound=Struct)
 UNTIMED = "no request with a first token is here"

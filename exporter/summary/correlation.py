@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta, Struct, UnsetType, structs
 
-from correlator.breakdown import Parts
-from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
-from correlator.exact.clock_offset import ClockOffset
-from correlator.exact.matching import Matched
-from correlator.parts import TTFT_PARTS
-from correlator.statistics.accuracy import PartError, agreement
-from correlator.statistics.association import Association, Rho
-from correlator.statistics.queueing import WhileWaiting
-from correlator.statistics.tail import TailShares
-from exporter.summary.breakdown import (
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.estimate.percentiles import ServerMeans, ServerPercentiles
+from sidelight.correlator.exact.clock_offset import ClockOffset
+from sidelight.correlator.exact.matching import Matched
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.correlator.statistics.accuracy import PartError, agreement
+from sidelight.correlator.statistics.association import Association, Rho
+from sidelight.correlator.statistics.queueing import WhileWaiting
+from sidelight.correlator.statistics.tail import TailShares
+from sidelight.exporter.summary.breakdown import (
     UNTIMED,
     Breakdown,
     Coverage,
@@ -40,17 +40,17 @@ from exporter.summary.breakdown import (
     why_impossible,
     with_fields,
 )
-from exporter.summary.gateways import GatewaySummary, gateway_summaries
-from exporter.summary.slowest import SlowRequest
-from exporter.summary.tail import TailAttribution, tail_attribution
-from exporter.summary.timeline import Timeline
-from loadgen.requests.metrics import stamped_ms
-from rundir import fields
-from rundir.columns import Bools, Ints, Texts, take
-from rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
-from rundir.stats import Missing, finite, quantiles_of
-from scraper.perf_metrics import SteadyClock
-from scraper.window.quantities import MOST_SLICES
+from sidelight.exporter.summary.gateways import GatewaySummary, gateway_summaries
+from sidelight.exporter.summary.slowest import SlowRequest
+from sidelight.exporter.summary.tail import TailAttribution, tail_attribution
+from sidelight.exporter.summary.timeline import Timeline
+from sidelight.loadgen.requests.metrics import stamped_ms
+from sidelight.rundir import fields
+from sidelight.rundir.columns import Bools, Ints, Texts, take
+from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
+from sidelight.rundir.stats import Missing, finite, quantiles_of
+from sidelight.scraper.perf_metrics import SteadyClock
+from sidelight.scraper.window.quantities import MOST_SLICES
 
 SEVERAL_CLOCKS = "several engines, each with a clock of its own"
 COMPARABLE_RATIO = 0.02

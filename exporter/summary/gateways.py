@@ -10,12 +10,12 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta, Struct, UnsetType, structs
 
-from correlator.breakdown import Parts
-from correlator.gateways import GatewayPart
-from recorded.gateway_spans import FIRST_OUTPUT
-from rundir.columns import Bools
-from rundir.fields import UNSET, Amount, Count, doc
-from scraper.window.quantities import GatewayPage
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.gateways import GatewayPart
+from sidelight.recorded.gateway_spans import FIRST_OUTPUT
+from sidelight.rundir.columns import Bools
+from sidelight.rundir.fields import UNSET, Amount, Count, doc
+from sidelight.scraper.window.quantities import GatewayPage
 
 
 class PageBesideSpans(Struct, frozen=True, kw_only=True):

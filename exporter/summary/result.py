@@ -11,20 +11,20 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UnsetType, structs
 
-from correlator.load.stability import Stability
-from correlator.statistics.percentiles import NAMES, PercentileIntervals
-from exporter.summary.correlation import Correlation
-from exporter.summary.verdict import RunVerdict
-from exporter.summary.watched import WatchedTraffic
-from loadgen.requests.self_check.check import SelfCheck
-from loadgen.requests.summary import ClientSummary
-from loadgen.requests.warmup import WarmupStatement
-from recorded.integrity import Integrity
-from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
-from rundir.stats import STATISTICS
-from scraper.hardware.summary import Hardware
-from scraper.window.quantities import MOST_SLICES, quantities_of
-from scraper.window.summary import Server
+from sidelight.correlator.load.stability import Stability
+from sidelight.correlator.statistics.percentiles import NAMES, PercentileIntervals
+from sidelight.exporter.summary.correlation import Correlation
+from sidelight.exporter.summary.verdict import RunVerdict
+from sidelight.exporter.summary.watched import WatchedTraffic
+from sidelight.loadgen.requests.self_check.check import SelfCheck
+from sidelight.loadgen.requests.summary import ClientSummary
+from sidelight.loadgen.requests.warmup import WarmupStatement
+from sidelight.recorded.integrity import Integrity
+from sidelight.rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
+from sidelight.rundir.stats import STATISTICS
+from sidelight.scraper.hardware.summary import Hardware
+from sidelight.scraper.window.quantities import MOST_SLICES, quantities_of
+from sidelight.scraper.window.summary import Server
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Status = Literal["complete", "interrupted", "crashed"]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from msgspec import Struct
 
-from correlator.breakdown import Parts
-from correlator.parts import TTFT_PARTS
-from exporter.summary.breakdown import json_name, with_fields
-from loadgen.requests.metrics import input_tokens, stamped_ms
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats
-from rundir.fields import Amount, Count, doc
-from rundir.stats import Missing, finite
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.summary.breakdown import json_name, with_fields
+from sidelight.loadgen.requests.metrics import input_tokens, stamped_ms
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import Amount, Count, doc
+from sidelight.rundir.stats import Missing, finite
 
 MOST = 5
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, UnsetType
 
-from correlator.estimate.table import QUALITIES
-from correlator.parts import ENGINE_FRONTEND, OUTSIDE_ENGINE, SPENT
-from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
-from rundir.fields import NO_UNIT, UNSET, Count, doc
-from rundir.printable.numbers import agree, count_of, percent_of_all
-from rundir.stats import Missing
+from sidelight.correlator.estimate.table import QUALITIES
+from sidelight.correlator.parts import ENGINE_FRONTEND, OUTSIDE_ENGINE, SPENT
+from sidelight.correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
+from sidelight.rundir.fields import NO_UNIT, UNSET, Count, doc
+from sidelight.rundir.printable.numbers import agree, count_of, percent_of_all
+from sidelight.rundir.stats import Missing
 
 # Below that, the 99th percentile of a run is its slowest request.
 LEAST_FOR_P99 = 100

@@ -8,12 +8,12 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from correlator.statistics.server_load import EngineSamples, gauge_samples, most_within
-from rundir.columns import Floats, Ints
-from rundir.fields import doc
-from rundir.stats import finite
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.correlator.statistics.server_load import EngineSamples, gauge_samples, most_within
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.fields import doc
+from sidelight.rundir.stats import finite
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 COLUMNS = 48
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rundir.fields import NO_UNIT, doc
+from sidelight.rundir.fields import NO_UNIT, doc
 
 State = Literal["healthy", "overloaded", "failing", "missed", "untrusted", "not_judged"]
 Subject = Literal["network", "gateway", "queue", "prefill", "decode", "other", "server", "generator", "data", "none"]

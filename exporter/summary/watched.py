@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Struct, UnsetType
 
-from correlator.opening import WatchRun
-from correlator.replay import Replayed
-from recorded.events import WATCHED
-from rundir.clock import iso_ms
-from rundir.fields import UNSET, Count, StampNs, doc
-from scraper.window.window import Window
+from sidelight.correlator.opening import WatchRun
+from sidelight.correlator.replay import Replayed
+from sidelight.recorded.events import WATCHED
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.fields import UNSET, Count, StampNs, doc
+from sidelight.scraper.window.window import Window
 
 
 class BrokenTraces(Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import msgspec
 
-from rundir.fields import NO_UNIT, Reason, doc
-from rundir.stats import Missing
+from sidelight.rundir.fields import NO_UNIT, Reason, doc
+from sidelight.rundir.stats import Missing
 
 NTP_LIMIT_MS = 10.0  # the draft's MUST for a client and a SUT on different machines
 

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import msgspec
 
-from rundir import fields
-from rundir.fields import UNSET, Ratio, doc
-from rundir.stats import Missing
+from sidelight.rundir import fields
+from sidelight.rundir.fields import UNSET, Ratio, doc
+from sidelight.rundir.stats import Missing
 
 _STEAL = 7  # user nice system idle iowait irq softirq steal guest guest_nice: proc(5); guest stands within user
 _FIELDS = 8

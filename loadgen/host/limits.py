@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from rundir.process import descriptor_limit
+from sidelight.rundir.process import descriptor_limit
 
 # Standard streams, log, plan, event loop, timer, name service.
 _OWN_DESCRIPTORS = 32

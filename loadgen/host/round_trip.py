@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from rundir import fields
-from rundir.fields import NO_UNIT, Count, doc
-from rundir.stats import Missing
+from sidelight.rundir import fields
+from sidelight.rundir.fields import NO_UNIT, Count, doc
+from sidelight.rundir.stats import Missing
 
 HANDSHAKES = 5
 TIMEOUT_S = 2.0

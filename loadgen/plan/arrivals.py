@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rundir.columns import Floats, Ints
+from sidelight.rundir.columns import Floats, Ints
 
 Kind = Literal["poisson", "uniform", "gamma", "burst", "replay"]
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.plan.tokenizers import (
+from sidelight.loadgen.plan.tokenizers import (
     FittedPrompt,
     FittingTokenizer,
     ReferenceTokenizer,
@@ -24,11 +24,11 @@ from loadgen.plan.tokenizers import (
     fit,
     reference,
 )
-from loadgen.plan.tokenizers.fitting import fit_counted
-from loadgen.plan.workloads.request import Messages, WorkloadRequest
-from loadgen.protocols.request import Prompt, RequestTarget, joined, text_of, with_number
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest
+from sidelight.loadgen.plan.tokenizers.fitting import fit_counted
+from sidelight.loadgen.plan.workloads.request import Messages, WorkloadRequest
+from sidelight.loadgen.protocols.request import Prompt, RequestTarget, joined, text_of, with_number
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest
 
 # What a chat template and special tokens may add to a prompt.
 TEMPLATE_TOKENS = 64

@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from rundir.printable.errors import CodedError, code_of
+from sidelight.rundir.printable.errors import CodedError, code_of
 
 MOST_OUTPUT_TOKENS = 2**31 - 1
 MOST_LINE_BYTES = 32 * 1024 * 1024

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.plan.fitting import Planned, PlanOrder, numbered
-from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.records import PLAN_END, PlannedRequest, decode_planned
-from rundir.frames import read_frames
-from rundir.framing import GAP
-from rundir.printable.errors import CodedError
+from sidelight.loadgen.plan.fitting import Planned, PlanOrder, numbered
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.records import PLAN_END, PlannedRequest, decode_planned
+from sidelight.rundir.frames import read_frames
+from sidelight.rundir.framing import GAP
+from sidelight.rundir.printable.errors import CodedError
 
 
 class SavedRequestsError(CodedError, ValueError):

@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
-from rundir.printable.errors import CodedError
-from rundir.printable.numbers import agree, count_of
+from sidelight.rundir.printable.errors import CodedError
+from sidelight.rundir.printable.numbers import agree, count_of
 
 MOONCAKE_BLOCK_TOKENS = 512
 _GZIP_MAGIC = b"\x1f\x8b"

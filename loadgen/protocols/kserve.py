@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.reading.stream import Form, ReplyState
-from loadgen.protocols.reading.timings import Count
-from loadgen.protocols.request import RequestContent, joined, with_extra
+from sidelight.loadgen.protocols.reading.events import SseEvent
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState
+from sidelight.loadgen.protocols.reading.timings import Count
+from sidelight.loadgen.protocols.request import RequestContent, joined, with_extra
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -38,7 +38,7 @@ def _messages() -> dict[str, Any]:
     # Heavy, and only gRPC needs it.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
 
-    compiled = resources.files("loadgen.protocols").joinpath("kserve.desc").read_bytes()
+    compiled = resources.files("sidelight.loadgen.protocols").joinpath("kserve.desc").read_bytes()
     files = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
     pool = descriptor_pool.DescriptorPool()
     return {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.reading.timings import Count
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.reading.timings import Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from loadgen.protocols.reading.content import calls_tool
-from loadgen.protocols.reading.events import SseEvent, lines
-from loadgen.protocols.reading.failures import NULL, stated
-from loadgen.protocols.reading.stream import Form, ReplyState
-from loadgen.protocols.reading.timings import ServerTimings, is_count
-from loadgen.protocols.request import RequestContent, json_body, messages_of
+from sidelight.loadgen.protocols.reading.content import calls_tool
+from sidelight.loadgen.protocols.reading.events import SseEvent, lines
+from sidelight.loadgen.protocols.reading.failures import NULL, stated
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState
+from sidelight.loadgen.protocols.reading.timings import ServerTimings, is_count
+from sidelight.loadgen.protocols.request import RequestContent, json_body, messages_of
 
 
 def body(asked: RequestContent) -> bytes:

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from loadgen.protocols.reading import timings
-from loadgen.protocols.reading.content import calls_tool
-from loadgen.protocols.reading.events import SseEvent, events
-from loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload, failure_of
-from loadgen.protocols.reading.runs import PROBE, PlainEvent, frame_of, run_of
-from loadgen.protocols.reading.stream import Form, ReplyState, reader
-from loadgen.protocols.request import RequestContent, joined, json_body, messages_of
+from sidelight.loadgen.protocols.reading import timings
+from sidelight.loadgen.protocols.reading.content import calls_tool
+from sidelight.loadgen.protocols.reading.events import SseEvent, events
+from sidelight.loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload, failure_of
+from sidelight.loadgen.protocols.reading.runs import PROBE, PlainEvent, frame_of, run_of
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState, reader
+from sidelight.loadgen.protocols.request import RequestContent, joined, json_body, messages_of
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
 _EXO_STATS = "generation_stats"

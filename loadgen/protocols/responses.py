@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.failures import NULL, Payload, stated, states_nothing
-from loadgen.protocols.reading.stream import Form, ReplyState, reader
-from loadgen.protocols.reading.timings import of_vllm
-from loadgen.protocols.request import RequestContent, carry_messages, json_body
+from sidelight.loadgen.protocols.reading.events import SseEvent
+from sidelight.loadgen.protocols.reading.failures import NULL, Payload, stated, states_nothing
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState, reader
+from sidelight.loadgen.protocols.reading.timings import of_vllm
+from sidelight.loadgen.protocols.request import RequestContent, carry_messages, json_body
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
 # What a length limit is called here, and everywhere else.

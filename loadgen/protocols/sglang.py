@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import msgspec
 
-from loadgen.protocols.reading.events import SseEvent, events
-from loadgen.protocols.reading.failures import UNREADABLE, Payload
-from loadgen.protocols.reading.stream import Form, ReplyState, reader
-from loadgen.protocols.reading.timings import SglangMeta, of_sglang_meta
-from loadgen.protocols.request import RequestContent, joined, json_body
+from sidelight.loadgen.protocols.reading.events import SseEvent, events
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE, Payload
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState, reader
+from sidelight.loadgen.protocols.reading.timings import SglangMeta, of_sglang_meta
+from sidelight.loadgen.protocols.request import RequestContent, joined, json_body
 
 
 def body(asked: RequestContent) -> bytes:

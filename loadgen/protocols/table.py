@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from loadgen.protocols import kserve, models, ollama, openai, responses, sglang, tgi, websocket
-from loadgen.protocols.reading.stream import Form
-from loadgen.protocols.request import Prompt, RequestContent, RequestTarget, carry_messages, carry_text
+from sidelight.loadgen.protocols import kserve, models, ollama, openai, responses, sglang, tgi, websocket
+from sidelight.loadgen.protocols.reading.stream import Form
+from sidelight.loadgen.protocols.request import Prompt, RequestContent, RequestTarget, carry_messages, carry_text
 
 if TYPE_CHECKING:
-    from loadgen.protocols.reading.reply import Reads, Reply
-    from rundir.columns import Ints
+    from sidelight.loadgen.protocols.reading.reply import Reads, Reply
+    from sidelight.rundir.columns import Ints
 
 Transport = Literal["http", "websocket", "grpc"]
 
@@ -59,19 +59,19 @@ class Protocol:
 
     def read_reply(self, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
         """Read the contents and times of a reply; see reply.read_reply."""
-        from loadgen.protocols.reading.reply import read_reply  # noqa: PLC0415  the one thing here that needs numpy
+        from sidelight.loadgen.protocols.reading.reply import read_reply  # noqa: PLC0415  the one thing here that needs numpy
 
         return read_reply(self.form, http_status, head, body, reads_ns, read_ends)
 
     def read_parts(self, http_status: int, head: bytes, parts: Iterable[Reads]) -> Reply:
         """Read the contents and times of a reply, part by part; see reply.read_parts."""
-        from loadgen.protocols.reading.reply import read_parts  # noqa: PLC0415  as above
+        from sidelight.loadgen.protocols.reading.reply import read_parts  # noqa: PLC0415  as above
 
         return read_parts(self.form, http_status, head, parts)
 
     def first_token_ns(self, http_status: int, head: bytes, beginning: Reads) -> int:
         """Return the time of an unfinished reply's first token; see reply.first_token_ns."""
-        from loadgen.protocols.reading.reply import first_token_ns  # noqa: PLC0415  as above
+        from sidelight.loadgen.protocols.reading.reply import first_token_ns  # noqa: PLC0415  as above
 
         return first_token_ns(self.form, http_status, head, beginning)
 

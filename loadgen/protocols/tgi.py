@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgen.protocols.reading.failures import Payload
-from loadgen.protocols.reading.stream import Form, ReplyState, reader
-from loadgen.protocols.reading.timings import Count
-from loadgen.protocols.request import RequestContent, joined, json_body
+from sidelight.loadgen.protocols.reading.failures import Payload
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState, reader
+from sidelight.loadgen.protocols.reading.timings import Count
+from sidelight.loadgen.protocols.request import RequestContent, joined, json_body
 
 # The words of the other protocols for the same.
 _REASONS = {"eos_token": "stop", "stop_sequence": "stop"}

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from loadgen.protocols.reading.content import calls_tool
-from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.failures import NULL
-from loadgen.protocols.reading.stream import Form, ReplyState
-from loadgen.protocols.reading.timings import WebSocket, timings_of
-from loadgen.protocols.request import RequestContent, json_body, messages_of
+from sidelight.loadgen.protocols.reading.content import calls_tool
+from sidelight.loadgen.protocols.reading.events import SseEvent
+from sidelight.loadgen.protocols.reading.failures import NULL
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState
+from sidelight.loadgen.protocols.reading.timings import WebSocket, timings_of
+from sidelight.loadgen.protocols.request import RequestContent, json_body, messages_of
 
 
 def body(asked: RequestContent) -> bytes:

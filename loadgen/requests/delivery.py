@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 from msgspec import UnsetType
 
-from loadgen.requests.metrics import content_gaps, counts, in_one_read, span_ms, with_possible_times
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Ints, take
-from rundir.fields import UNSET, Count, Ratio, doc
-from rundir.stats import Statistics, describe, finite
+from sidelight.loadgen.requests.metrics import content_gaps, counts, in_one_read, span_ms, with_possible_times
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, Ints, take
+from sidelight.rundir.fields import UNSET, Count, Ratio, doc
+from sidelight.rundir.stats import Statistics, describe, finite
 
 # Above this share of chunks that hold one token, chunk gaps are inter-token latencies.
 SINGLE_TOKEN_RATIO = 0.9

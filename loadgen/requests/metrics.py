@@ -24,9 +24,9 @@ from functools import cached_property
 
 import numpy as np
 
-from loadgen.protocols.reading.failures import CONTENT_FILTER
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Bools, Floats, Ints, stretches, with_columns
+from sidelight.loadgen.protocols.reading.failures import CONTENT_FILTER
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Bools, Floats, Ints, stretches, with_columns
 
 # Of a reply in one read: with fewer tokens, or sooner behind the submission, an engine may have made all of it at once.
 LEAST_TOKENS, LEAST_WAIT_NS = 8, 50_000_000

@@ -11,9 +11,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Ints, take
-from rundir.fields import UNSET, Amount, Count, Reasons, StampNs, doc
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, Ints, take
+from sidelight.rundir.fields import UNSET, Amount, Count, Reasons, StampNs, doc
 
 # How long a request takes is read off those that found the system empty, before any queue.
 EARLY_REQUESTS = 10

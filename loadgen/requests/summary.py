@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import UnsetType
 
-from loadgen.requests.delivery import (
+from sidelight.loadgen.requests.delivery import (
     Chunks,
     ContradictedUsage,
     Delivery,
@@ -21,18 +21,26 @@ from loadgen.requests.delivery import (
     delivery,
     itl_option,
 )
-from loadgen.requests.metrics import RequestMetrics, counts, in_one_read, request_metrics
-from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
-from loadgen.requests.other_benchmarks.exo import Exo, exo
-from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
-from loadgen.requests.rates import TOO_MANY_FAILED, Outage, Rates, SteadyThroughput, errors_by_kind, outage, rates
-from loadgen.requests.self_check.nodes import NodeSummary
-from loadgen.requests.slo.objectives import Slo
-from loadgen.requests.slo.results import SloResult, goodput, slo_result
-from loadgen.requests.table.log import STATUSES, RequestLog
-from rundir.columns import Bools, Floats, Ints, take
-from rundir.fields import UNSET, Count, Reason, Reasons, StampNs, doc
-from rundir.stats import Missing, Statistics, describe, finite, known
+from sidelight.loadgen.requests.metrics import RequestMetrics, counts, in_one_read, request_metrics
+from sidelight.loadgen.requests.other_benchmarks.asiai import Asiai, asiai
+from sidelight.loadgen.requests.other_benchmarks.exo import Exo, exo
+from sidelight.loadgen.requests.other_benchmarks.siclait import Siclait, siclait
+from sidelight.loadgen.requests.rates import (
+    TOO_MANY_FAILED,
+    Outage,
+    Rates,
+    SteadyThroughput,
+    errors_by_kind,
+    outage,
+    rates,
+)
+from sidelight.loadgen.requests.self_check.nodes import NodeSummary
+from sidelight.loadgen.requests.slo.objectives import Slo
+from sidelight.loadgen.requests.slo.results import SloResult, goodput, slo_result
+from sidelight.loadgen.requests.table.log import STATUSES, RequestLog
+from sidelight.rundir.columns import Bools, Floats, Ints, take
+from sidelight.rundir.fields import UNSET, Count, Reason, Reasons, StampNs, doc
+from sidelight.rundir.stats import Missing, Statistics, describe, finite, known
 
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
 INPUT_TOKEN_EDGES = (0, 256, 512, 1024, 2048, 4096)

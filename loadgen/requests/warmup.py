@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from loadgen.requests.table.log import RequestLog
-from rundir import fields
-from rundir.fields import UNSET, Count, doc
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir import fields
+from sidelight.rundir.fields import UNSET, Count, doc
 
 AFTER = "after:"  # as the option says it; behind it stands what warmed the target up
 DRAFT_REQUESTS = 100

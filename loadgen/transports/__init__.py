@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from loadgen.transports.http import HttpTransport
-from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.transport import Transport, WorkerSpec
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.transports.http import HttpTransport
+from sidelight.loadgen.transports.lateness import ReceiveStamps
+from sidelight.loadgen.transports.transport import Transport, WorkerSpec
+from sidelight.rundir.clock import AnchoredClock
 
 
 def open_transport(spec: WorkerSpec, clock: AnchoredClock, stamps: ReceiveStamps | None = None) -> Transport:
@@ -14,11 +14,11 @@ def open_transport(spec: WorkerSpec, clock: AnchoredClock, stamps: ReceiveStamps
     Raises ValueError or OSError on an unusable specification.
     """
     if spec.transport == "websocket":
-        from loadgen.transports.websocket import WebSocketTransport  # noqa: PLC0415
+        from sidelight.loadgen.transports.websocket import WebSocketTransport  # noqa: PLC0415
 
         return WebSocketTransport(spec, clock)
     if spec.transport == "grpc":
-        from loadgen.transports.grpc import GrpcTransport  # noqa: PLC0415
+        from sidelight.loadgen.transports.grpc import GrpcTransport  # noqa: PLC0415
 
         return GrpcTransport(spec, clock)
     return HttpTransport(spec, clock, stamps=stamps or ReceiveStamps(clock))

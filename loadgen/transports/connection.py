@@ -17,10 +17,10 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from typing import Protocol
 
-from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
-from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.transport import PART_BYTES, Exchange, one_line
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
+from sidelight.loadgen.transports.lateness import ReceiveStamps
+from sidelight.loadgen.transports.transport import PART_BYTES, Exchange, one_line
+from sidelight.rundir.clock import AnchoredClock
 
 # Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
 MAX_IDLE_NS = 4_000_000_000

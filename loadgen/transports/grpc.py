@@ -21,10 +21,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from grpc import aio
 
-from loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
-from loadgen.transports.transport import Exchange, WorkerSpec, too_large, waiting_for
-from rundir.access import Tls
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec, too_large, waiting_for
+from sidelight.rundir.access import Tls
+from sidelight.rundir.clock import AnchoredClock
 
 # What HTTP/2 asks a server to allow at least; beyond a server's limit streams would wait in the client, unseen.
 _STREAMS_PER_CONNECTION = 100

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
-from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transports.connection import Connection
-from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.sockets import Address, connect, connect_tls
-from loadgen.transports.transport import Exchange, WorkerSpec, one_line, waiting_for
-from rundir.access import tls_context
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.records import PlannedRequest, request_id, traceparent
+from sidelight.loadgen.transports.connection import Connection
+from sidelight.loadgen.transports.lateness import ReceiveStamps
+from sidelight.loadgen.transports.sockets import Address, connect, connect_tls
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec, one_line, waiting_for
+from sidelight.rundir.access import tls_context
+from sidelight.rundir.clock import AnchoredClock
 
 _RESOLVE_S = 2.0
 # A close that comes later than that was no answer to an idle connection: the peer had the request, and dropped it.

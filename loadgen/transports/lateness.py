@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from rundir.clock import AnchoredClock, time_of_day_ns
+from sidelight.rundir.clock import AnchoredClock, time_of_day_ns
 
 # What the kernel gives: struct timespec; where it gives nothing, this.
 TIMESPEC = struct.Struct("@ll")

@@ -11,9 +11,9 @@ import ssl
 import sys
 from typing import cast
 
-from loadgen.transports.connection import Connection
-from loadgen.transports.lateness import NO_STAMP, TIMESPEC, ReceiveStamps
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.transports.connection import Connection
+from sidelight.loadgen.transports.lateness import NO_STAMP, TIMESPEC, ReceiveStamps
+from sidelight.rundir.clock import AnchoredClock
 
 # More would give many events one stamp.
 _READ_BYTES = 32_768

@@ -14,9 +14,9 @@ from typing import Annotated, Literal, Protocol, Self
 
 import msgspec
 
-from loadgen.records import MOST_REPLY_BYTES, PlannedRequest
-from rundir.access import Tls, connection_problem, root_url
-from rundir.child import ChildSpec
+from sidelight.loadgen.records import MOST_REPLY_BYTES, PlannedRequest
+from sidelight.rundir.access import Tls, connection_problem, root_url
+from sidelight.rundir.child import ChildSpec
 
 # A reply's body goes to the log in parts of this many bytes: packing more at once would hold up the stamps of others.
 PART_BYTES = 256 * 1024

@@ -16,11 +16,11 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
-from loadgen.transports.transport import Exchange, WorkerSpec, one_line, too_large, waiting_for
-from rundir.access import aiohttp_tls
-from rundir.clock import AnchoredClock
-from rundir.redirects import on_same_host
+from sidelight.loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec, one_line, too_large, waiting_for
+from sidelight.rundir.access import aiohttp_tls
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.redirects import on_same_host
 
 _ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 _KEPT_ALIVE = (aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG)

@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from exporter.summary.result import State
-from loadgen.requests.warmup import AFTER
-from methodology.compliance.facts import StepFacts
-from methodology.compliance.requirements import Requirement, Rule, When
-from methodology.study.findings import Cell, StudyFindings
-from methodology.study.model import Finished, StudySettings
-from recorded.system import System
+from sidelight.exporter.summary.result import State
+from sidelight.loadgen.requests.warmup import AFTER
+from sidelight.methodology.compliance.facts import StepFacts
+from sidelight.methodology.compliance.requirements import Requirement, Rule, When
+from sidelight.methodology.study.findings import Cell, StudyFindings
+from sidelight.methodology.study.model import Finished, StudySettings
+from sidelight.recorded.system import System
 
 APART = ("saturate", "capacity", "warm-up")  # kinds of steps that look for the capacity, or only warm up
 Counted = tuple[Finished, StepFacts]

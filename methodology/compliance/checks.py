@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from methodology.compliance.case import Case, CheckResult, judged
-from methodology.measures.traffic import RANGES
+from sidelight.methodology.compliance.case import Case, CheckResult, judged
+from sidelight.methodology.measures.traffic import RANGES
 
 LEAST_OF_CLASS = 500
 SHA256 = "summary.json: workload.requests_sha256"

@@ -9,21 +9,21 @@ from typing import Any, get_args
 
 import numpy as np
 
-from correlator.breakdown import Parts
-from correlator.load.steady import SteadyWindow, in_flight
-from correlator.parts import TTFT_PARTS
-from correlator.statistics.server_load import leading_endpoints
-from loadgen.plan import arrivals
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.requests.delivery import Delivery, delivery
-from loadgen.requests.metrics import refused_by_filter, request_metrics
-from loadgen.requests.table.log import RequestLog
-from methodology.study.model import StepData
-from methodology.study.server_side import increase
-from rundir.columns import take
-from scraper.engines.recognition import detect
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.load.steady import SteadyWindow, in_flight
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.correlator.statistics.server_load import leading_endpoints
+from sidelight.loadgen.plan import arrivals
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.requests.delivery import Delivery, delivery
+from sidelight.loadgen.requests.metrics import refused_by_filter, request_metrics
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.methodology.study.model import StepData
+from sidelight.methodology.study.server_side import increase
+from sidelight.rundir.columns import take
+from sidelight.scraper.engines.recognition import detect
+from sidelight.scraper.series.table import EndpointSeries
 
 LEAST_OUTPUT_TOKENS = 50  # of a request whose gaps count (itl-setup)
 # What the draft wants stated of a workload: of all of it, or of each of its classes.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from methodology.study.findings import ResultTable, table
-from methodology.study.model import Finished, StudySettings
+from sidelight.methodology.study.findings import ResultTable, table
+from sidelight.methodology.study.model import Finished, StudySettings
 
 Facts = Mapping[str, Any]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from methodology.compliance.facts import StepFacts
-from methodology.study.model import Finished
-from methodology.study.outcome import MOST_FOREIGN
-from recorded.system import System
-from rundir.printable.numbers import agree, count_of
-from scraper.engines.catalogue import catalogue
+from sidelight.methodology.compliance.facts import StepFacts
+from sidelight.methodology.study.model import Finished
+from sidelight.methodology.study.outcome import MOST_FOREIGN
+from sidelight.recorded.system import System
+from sidelight.rundir.printable.numbers import agree, count_of
+from sidelight.scraper.engines.catalogue import catalogue
 
 # How the names of quantized models say so; from a name without any of these nothing follows.
 _QUANTIZED = re.compile(

@@ -74,7 +74,7 @@ def requirements() -> tuple[Requirement, ...]:
     """Return all requirements, in the draft's order."""
     import yaml  # noqa: PLC0415  15 ms, and --help must not pay for it
 
-    text = resources.files("methodology.compliance").joinpath("requirements.yaml").read_text(encoding="utf-8")
+    text = resources.files("sidelight.methodology.compliance").joinpath("requirements.yaml").read_text(encoding="utf-8")
     loaded = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  both are
     return msgspec.convert(loaded, tuple[Requirement, ...])
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from msgspec import UNSET
 
-from exporter.summary.result import RunStatement
-from loadgen.plan.rates import pace_of
-from methodology.compliance.facts import StepFacts, facts_of
-from methodology.compliance.statement import comply
-from methodology.study.findings import ResultQuantity, StudyFindings
-from methodology.study.model import Finished, Outcome, Parameters, Step, StudySettings
-from recorded.system import read_system
-from rundir.stats import Statistics
+from sidelight.exporter.summary.result import RunStatement
+from sidelight.loadgen.plan.rates import pace_of
+from sidelight.methodology.compliance.facts import StepFacts, facts_of
+from sidelight.methodology.compliance.statement import comply
+from sidelight.methodology.study.findings import ResultQuantity, StudyFindings
+from sidelight.methodology.study.model import Finished, Outcome, Parameters, Step, StudySettings
+from sidelight.recorded.system import read_system
+from sidelight.rundir.stats import Statistics
 
 TEST = "ttft"
 # By which of its statistics a run's TTFT is reported, and how many requests each needs (ttft-count).

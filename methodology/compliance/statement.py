@@ -9,18 +9,18 @@ from typing import Annotated, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.summary.result import DRAFT, State, Verdict
-from methodology.compliance.case import Case, CheckResult, by_rules
-from methodology.compliance.checks import CHECKS
-from methodology.compliance.facts import StepFacts
-from methodology.compliance.observed import observed
-from methodology.compliance.requirements import Level, Requirement, applying, requirements
-from methodology.study.findings import Cell, StudyFindings
-from methodology.study.model import Finished, StudySettings
-from methodology.study.planning import POPULATE, counting
-from recorded.system import System
-from rundir.fields import doc
-from rundir.printable.numbers import agree
+from sidelight.exporter.summary.result import DRAFT, State, Verdict
+from sidelight.methodology.compliance.case import Case, CheckResult, by_rules
+from sidelight.methodology.compliance.checks import CHECKS
+from sidelight.methodology.compliance.facts import StepFacts
+from sidelight.methodology.compliance.observed import observed
+from sidelight.methodology.compliance.requirements import Level, Requirement, applying, requirements
+from sidelight.methodology.study.findings import Cell, StudyFindings
+from sidelight.methodology.study.model import Finished, StudySettings
+from sidelight.methodology.study.planning import POPULATE, counting
+from sidelight.recorded.system import System
+from sidelight.rundir.fields import doc
+from sidelight.rundir.printable.numbers import agree
 
 MOST_NAMED = 5  # requirements in a sentence
 

@@ -13,18 +13,18 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.plan.workloads.fields import nearest
-from methodology.options import HIDDEN, StudyOptions
-from methodology.study.model import Parameters, Procedure
-from recorded.errors import ConfigurationError
-from recorded.system import Declaration, System, read_system
-from rundir.access import masked
-from rundir.printable.errors import code_of
-from rundir.printable.masking import MASK, register_command, unmasked
-from sidecar.options.checks import check_run, extra_of
-from sidecar.options.config import as_recorded
-from sidecar.options.fields import VARIANT_NAME, flag_of, http_url, seconds
-from sidecar.options.load import RunOptions
+from sidelight.loadgen.plan.workloads.fields import nearest
+from sidelight.methodology.options import HIDDEN, StudyOptions
+from sidelight.methodology.study.model import Parameters, Procedure
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.recorded.system import Declaration, System, read_system
+from sidelight.rundir.access import masked
+from sidelight.rundir.printable.errors import code_of
+from sidelight.rundir.printable.masking import MASK, register_command, unmasked
+from sidelight.sidecar.options.checks import check_run, extra_of
+from sidelight.sidecar.options.config import as_recorded
+from sidelight.sidecar.options.fields import VARIANT_NAME, flag_of, http_url, seconds
+from sidelight.sidecar.options.load import RunOptions
 
 # Options of `run` that a test decides itself: those that its own command hides, and the declaration.
 DECIDED = {"sut"} | {

@@ -17,25 +17,25 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from methodology.execution.asking import Variant, variants_of
-from methodology.execution.record import TargetSeen
-from methodology.options import StudyOptions
-from recorded.errors import TargetNotMeasured, TargetUnreachable
-from rundir.access import masked, root_url
-from rundir.clock import anchor
-from rundir.frames import open_append
-from rundir.printable.masking import blanked, masked_command
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.catalogue import metrics_paths
-from scraper.engines.recognition import canonical, detect
-from scraper.exposition import MalformedPage, PageReader
-from scraper.series.resets import START_TIME
-from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
-from scraper.targets.scrape import clock_of
-from scraper.window.aggregate import gauge_values
-from sidecar.options.load import RunOptions
-from sidecar.run.preparation.pages import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.preparation.target import TargetInfo, engine_version, probe
+from sidelight.methodology.execution.asking import Variant, variants_of
+from sidelight.methodology.execution.record import TargetSeen
+from sidelight.methodology.options import StudyOptions
+from sidelight.recorded.errors import TargetNotMeasured, TargetUnreachable
+from sidelight.rundir.access import masked, root_url
+from sidelight.rundir.clock import anchor
+from sidelight.rundir.frames import open_append
+from sidelight.rundir.printable.masking import blanked, masked_command
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.catalogue import metrics_paths
+from sidelight.scraper.engines.recognition import canonical, detect
+from sidelight.scraper.exposition import MalformedPage, PageReader
+from sidelight.scraper.series.resets import START_TIME
+from sidelight.scraper.targets.fetch import FetchLimits, discover, open_session, scrape
+from sidelight.scraper.targets.scrape import clock_of
+from sidelight.scraper.window.aggregate import gauge_values
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.run.preparation.pages import contact_of, pages_access, pages_of, with_pages
+from sidelight.sidecar.run.preparation.target import TargetInfo, engine_version, probe
 
 READY_S = 30.0  # an engine that does not answer may be starting again
 IDLE_SCRAPES = 2

@@ -8,25 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from correlator.breakdown import Parts
-from correlator.opening import open_run
-from correlator.statistics.tail import tail_shares
-from exporter.evaluation.client import self_check_of
-from exporter.evaluation.measured import closed_loop, engine_here, window_of
-from exporter.evaluation.times import correlated
-from exporter.report.alerts import damage_of
-from exporter.summary.tail import sentence
-from loadgen.requests.self_check.check import SelfCheck
-from methodology.compliance.facts import StepFacts, step_facts
-from methodology.execution.record import step_directory
-from methodology.study.model import Finished, StepData
-from methodology.study.outcome import doubts, exceeded_errors
-from recorded.directory import MANIFEST, RAW
-from recorded.failures import evaluating
-from recorded.run import Run
-from rundir.columns import take
-from rundir.stats import Missing
-from scraper.hardware.summary import gpu_names, hardware_summary
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.opening import open_run
+from sidelight.correlator.statistics.tail import tail_shares
+from sidelight.exporter.evaluation.client import self_check_of
+from sidelight.exporter.evaluation.measured import closed_loop, engine_here, window_of
+from sidelight.exporter.evaluation.times import correlated
+from sidelight.exporter.report.alerts import damage_of
+from sidelight.exporter.summary.tail import sentence
+from sidelight.loadgen.requests.self_check.check import SelfCheck
+from sidelight.methodology.compliance.facts import StepFacts, step_facts
+from sidelight.methodology.execution.record import step_directory
+from sidelight.methodology.study.model import Finished, StepData
+from sidelight.methodology.study.outcome import doubts, exceeded_errors
+from sidelight.recorded.directory import MANIFEST, RAW
+from sidelight.recorded.failures import evaluating
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import take
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.summary import gpu_names, hardware_summary
 
 _MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
 NO_THRESHOLD = Missing("not sought for a step")

@@ -9,26 +9,26 @@ from pathlib import Path
 import msgspec
 from msgspec import to_builtins as builtins
 
-from methodology.compliance.facts import StepFacts
-from methodology.compliance.statement import Compliance, comply
-from methodology.execution.data import Steps
-from methodology.execution.record import LOG, STUDY, Status, Study, StudyRecord, open_study
-from methodology.options import ALL
-from methodology.procedures import PROCEDURES
-from methodology.report import study_files
-from methodology.report.tables import joined
-from methodology.study.findings import ResultQuantity, StudyFindings
-from methodology.study.model import Done, Finished, Kind, Procedure
-from methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
-from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
-from recorded.directory import json_text, write_text
-from recorded.errors import CannotWrite, ConfigurationError, unwritten
-from recorded.failures import evaluating
-from recorded.system import System, read_system
-from rundir.clock import iso_ms
-from rundir.files import make_directory
-from rundir.printable.numbers import figure
-from sidecar.options.fields import flag_of
+from sidelight.methodology.compliance.facts import StepFacts
+from sidelight.methodology.compliance.statement import Compliance, comply
+from sidelight.methodology.execution.data import Steps
+from sidelight.methodology.execution.record import LOG, STUDY, Status, Study, StudyRecord, open_study
+from sidelight.methodology.options import ALL
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.report import study_files
+from sidelight.methodology.report.tables import joined
+from sidelight.methodology.study.findings import ResultQuantity, StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Kind, Procedure
+from sidelight.methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
+from sidelight.methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
+from sidelight.recorded.directory import json_text, write_text
+from sidelight.recorded.errors import CannotWrite, ConfigurationError, unwritten
+from sidelight.recorded.failures import evaluating
+from sidelight.recorded.system import System, read_system
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.files import make_directory
+from sidelight.rundir.printable.numbers import figure
+from sidelight.sidecar.options.fields import flag_of
 
 RESULT, COMPLIANCE = "result.json", "compliance.json"
 DOUBTFUL: Mapping[Kind, str] = {"ttft": "Times to first token", "gaps": "Gaps between chunks and TPOT"}

@@ -10,20 +10,20 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from correlator.load.stability import Stability, Verdict
-from correlator.load.steady import SteadyWindow
-from loadgen.plan.fitting import clip
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.requests.slo.results import SloResult
-from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
-from methodology.execution.asking import options_of, with_values
-from methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Step, StudySettings
-from methodology.study.planning import decide
-from recorded.errors import ConfigurationError
-from rundir.printable.numbers import count_of, figure, minutes
-from sidecar.options.checks import lengths_of
-from sidecar.options.load import SHORT_WARM_UP, RunOptions
-from sidecar.run.load import WARM_UP_CONCURRENCY
+from sidelight.correlator.load.stability import Stability, Verdict
+from sidelight.correlator.load.steady import SteadyWindow
+from sidelight.loadgen.plan.fitting import clip
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.requests.slo.results import SloResult
+from sidelight.loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
+from sidelight.methodology.execution.asking import options_of, with_values
+from sidelight.methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Step, StudySettings
+from sidelight.methodology.study.planning import decide
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.printable.numbers import count_of, figure, minutes
+from sidelight.sidecar.options.checks import lengths_of
+from sidelight.sidecar.options.load import SHORT_WARM_UP, RunOptions
+from sidelight.sidecar.run.load import WARM_UP_CONCURRENCY
 
 AT_OBJECTIVES = 0.7  # of the capacity: where objectives are expected to be reached
 NEAR = 0.02  # loads nearer to the capacity are decided on by a longer step

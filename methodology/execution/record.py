@@ -18,20 +18,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct
 
-from methodology.options import StudyOptions
-from methodology.study.model import Finished, Outcome, Step, StudySettings
-from recorded.directory import MANIFEST, RAW, require_format, write_json
-from recorded.errors import ConfigurationError, unusable_place, unwritten
-from recorded.logs import one_line
-from rundir.clock import utc_now
-from rundir.fields import NO_UNIT, StampNs, doc
-from rundir.files import LockHeld, lock, read_regular, require_directory, require_regular, sync
-from rundir.frames import FrameLog, FrameTail
-from rundir.framing import GAP, Extent
-from rundir.printable.masking import blanked
-from rundir.printable.numbers import count_of
-from sidecar.options.config import as_recorded
-from sidecar.version import VERSION
+from sidelight.methodology.options import StudyOptions
+from sidelight.methodology.study.model import Finished, Outcome, Step, StudySettings
+from sidelight.recorded.directory import MANIFEST, RAW, require_format, write_json
+from sidelight.recorded.errors import ConfigurationError, unusable_place, unwritten
+from sidelight.recorded.logs import one_line
+from sidelight.rundir.clock import utc_now
+from sidelight.rundir.fields import NO_UNIT, StampNs, doc
+from sidelight.rundir.files import LockHeld, lock, read_regular, require_directory, require_regular, sync
+from sidelight.rundir.frames import FrameLog, FrameTail
+from sidelight.rundir.framing import GAP, Extent
+from sidelight.rundir.printable.masking import blanked
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.sidecar.options.config import as_recorded
+from sidelight.sidecar.version import VERSION
 
 STUDY, LOG, STEPS, ALL, LOCK = "study.json", "steps.log", "steps", "all.json", ".lock"
 TORN = ".torn"

@@ -8,23 +8,23 @@ from pathlib import Path
 
 from msgspec import structs
 
-from loadgen.plan.rates import pace_of
-from methodology.compliance.fair_comparison import refusals
-from methodology.execution import record
-from methodology.execution.data import step_data
-from methodology.execution.derive import derive_study, procedure_named
-from methodology.execution.verb import StudyEnd, asked_of, code_of
-from methodology.options import CompareOptions
-from methodology.procedures.compare import PAIR, RECORDED
-from methodology.study.model import Finished, Step, StepData
-from methodology.study.outcome import outcome
-from methodology.study.planning import counting
-from methodology.study.saturation import SATURATE
-from recorded.directory import MANIFEST, RAW
-from recorded.errors import ConfigurationError
-from recorded.failures import evaluating
-from rundir.printable.numbers import count_of
-from sidecar.options.fields import SYSTEMS, named_path
+from sidelight.loadgen.plan.rates import pace_of
+from sidelight.methodology.compliance.fair_comparison import refusals
+from sidelight.methodology.execution import record
+from sidelight.methodology.execution.data import step_data
+from sidelight.methodology.execution.derive import derive_study, procedure_named
+from sidelight.methodology.execution.verb import StudyEnd, asked_of, code_of
+from sidelight.methodology.options import CompareOptions
+from sidelight.methodology.procedures.compare import PAIR, RECORDED
+from sidelight.methodology.study.model import Finished, Step, StepData
+from sidelight.methodology.study.outcome import outcome
+from sidelight.methodology.study.planning import counting
+from sidelight.methodology.study.saturation import SATURATE
+from sidelight.recorded.directory import MANIFEST, RAW
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.recorded.failures import evaluating
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.sidecar.options.fields import SYSTEMS, named_path
 
 
 def compare_recorded(options: CompareOptions, command: list[str]) -> StudyEnd:

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from methodology.execution import between, record
-from methodology.execution.asking import Variant, with_values
-from methodology.execution.data import Steps, data_of, step_data
-from methodology.execution.plan import MOST_STEPS
-from methodology.execution.record import Status, StepStarted, Stopped, Study, append
-from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
-from methodology.study.outcome import outcome
-from methodology.study.planning import decide, given_up
-from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
-from recorded.run import Run
-from recorded.system import as_text, read_system
-from rundir.clock import anchor
-from rundir.printable.numbers import figure
-from sidecar.options.checks import check_run
-from sidecar.options.load import AFTER, DRAFT, SHORT_WARM_UP, RunOptions
-from sidecar.progress.reporter import Progress
-from sidecar.run import session
+from sidelight.methodology.execution import between, record
+from sidelight.methodology.execution.asking import Variant, with_values
+from sidelight.methodology.execution.data import Steps, data_of, step_data
+from sidelight.methodology.execution.plan import MOST_STEPS
+from sidelight.methodology.execution.record import Status, StepStarted, Stopped, Study, append
+from sidelight.methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
+from sidelight.methodology.study.outcome import outcome
+from sidelight.methodology.study.planning import decide, given_up
+from sidelight.recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
+from sidelight.recorded.run import Run
+from sidelight.recorded.system import as_text, read_system
+from sidelight.rundir.clock import anchor
+from sidelight.rundir.printable.numbers import figure
+from sidelight.sidecar.options.checks import check_run
+from sidelight.sidecar.options.load import AFTER, DRAFT, SHORT_WARM_UP, RunOptions
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run import session
 
 if TYPE_CHECKING:
-    from exporter.evaluation.evaluate import Evaluated
-    from sidecar.run.processes.nodes import Nodes
+    from sidelight.exporter.evaluation.evaluate import Evaluated
+    from sidelight.sidecar.run.processes.nodes import Nodes
 
 # How many times more of other requests a system may serve than it is known to.
 OTHER_REQUESTS = 4.0
@@ -49,7 +49,7 @@ def measure(options: RunOptions, command: list[str], progress: Progress, nodes: 
     """
 
     def finish(measured: Run) -> tuple[StepData, object, object]:
-        from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
+        from sidelight.sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
 
         derived: Evaluated = derive.derive_run(measured)
         if derived.unwritten is not None:

@@ -10,26 +10,26 @@ from pathlib import Path
 
 from msgspec.structs import replace as replaced
 
-from methodology.compare import LEAST_RUNS
-from methodology.compliance.statement import satisfies
-from methodology.execution import asking, between, record
-from methodology.execution.asking import common_options, options_of, targets, variants_of
-from methodology.execution.derive import DerivedStudy, derive_study, procedure_named
-from methodology.execution.plan import Plan, expected, in_all, plan_lines, served_at, speed_of, within
-from methodology.execution.record import Study
-from methodology.execution.runner import Conduct, Measure, conduct, measure, measuring
-from methodology.options import ALL, TESTS, StudyOptions
-from methodology.search import bracket
-from methodology.study.model import Finished, Parameters, Procedure, StudySettings
-from methodology.study.result import StudyResult
-from methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
-from recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
-from recorded.system import as_text
-from rundir.printable.numbers import count_of, figure, minutes
-from sidecar.options.config import as_recorded
-from sidecar.options.load import RunOptions
-from sidecar.progress.reporter import Progress
-from sidecar.version import VERSION
+from sidelight.methodology.compare import LEAST_RUNS
+from sidelight.methodology.compliance.statement import satisfies
+from sidelight.methodology.execution import asking, between, record
+from sidelight.methodology.execution.asking import common_options, options_of, targets, variants_of
+from sidelight.methodology.execution.derive import DerivedStudy, derive_study, procedure_named
+from sidelight.methodology.execution.plan import Plan, expected, in_all, plan_lines, served_at, speed_of, within
+from sidelight.methodology.execution.record import Study
+from sidelight.methodology.execution.runner import Conduct, Measure, conduct, measure, measuring
+from sidelight.methodology.options import ALL, TESTS, StudyOptions
+from sidelight.methodology.search import bracket
+from sidelight.methodology.study.model import Finished, Parameters, Procedure, StudySettings
+from sidelight.methodology.study.result import StudyResult
+from sidelight.methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
+from sidelight.recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
+from sidelight.recorded.system import as_text
+from sidelight.rundir.printable.numbers import count_of, figure, minutes
+from sidelight.sidecar.options.config import as_recorded
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.version import VERSION
 
 MISSED = 1
 LEAST_FOR_P99 = 100

@@ -13,8 +13,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from methodology.fits.monotone import Crossing
-from rundir.columns import Floats
+from sidelight.methodology.fits.monotone import Crossing
+from sidelight.rundir.columns import Floats
 
 _Z95 = 1.96
 # Of the slope over the highest load: wide, it only keeps the curve finite where no step is between none and all.

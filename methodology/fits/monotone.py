@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from rundir.columns import Floats
+from sidelight.rundir.columns import Floats
 
 # Where a curve reaches a bound, and the ends of its interval, None of one that is not known.
 Crossing = tuple[float, float | None, float | None]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from methodology.study.findings import ResultQuantity
-from methodology.study.model import Finished
-from methodology.study.quantities import latency, number
-from methodology.study.saturation import Capacity, load_of
-from rundir.printable.numbers import figure
+from sidelight.methodology.study.findings import ResultQuantity
+from sidelight.methodology.study.model import Finished
+from sidelight.methodology.study.quantities import latency, number
+from sidelight.methodology.study.saturation import Capacity, load_of
+from sidelight.rundir.printable.numbers import figure
 
 LEAST_COMPLETED = 0.9
 TIMES_P50 = 10.0

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Ints
+from sidelight.rundir.columns import Bools, Floats, Ints
 
 Policy = Literal["fcfs", "shortest-first", "priority", "unknown"]
 STARVED = 5.0  # times the median of its class

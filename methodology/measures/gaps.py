@@ -16,13 +16,13 @@ from typing import Literal
 
 import numpy as np
 
-from correlator.statistics.intervals import LEAST_TAIL, autocorrelation_time
-from correlator.statistics.server_load import leading_endpoints
-from methodology.study.model import StepData
-from methodology.study.server_side import cumulative
-from rundir.columns import Bools, Floats, Ints
-from rundir.printable.numbers import count_of
-from rundir.stats import Missing
+from sidelight.correlator.statistics.intervals import LEAST_TAIL, autocorrelation_time
+from sidelight.correlator.statistics.server_load import leading_endpoints
+from sidelight.methodology.study.model import StepData
+from sidelight.methodology.study.server_side import cumulative
+from sidelight.rundir.columns import Bools, Floats, Ints
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.stats import Missing
 
 LEAST_GAPS, MOST_GAPS = 50, 2000  # independent ones, whose modes are tested
 MOST_MODES = 4

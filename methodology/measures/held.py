@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.load.steady import SteadyWindow
-from correlator.statistics.server_load import gauge_samples
-from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.study.model import Finished, StepData
+from sidelight.correlator.load.steady import SteadyWindow
+from sidelight.correlator.statistics.server_load import gauge_samples
+from sidelight.loadgen.requests.metrics import input_tokens, request_metrics
+from sidelight.methodology.study.model import Finished, StepData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

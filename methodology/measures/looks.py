@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.statistics.intervals import QuantileInterval, of_sorted
-from methodology.study.model import Finished
-from methodology.study.outcome import QUANTILES, TTFT_BIN
+from sidelight.correlator.statistics.intervals import QuantileInterval, of_sorted
+from sidelight.methodology.study.model import Finished
+from sidelight.methodology.study.outcome import QUANTILES, TTFT_BIN
 
 LOOKS = 5
 LOOK_LEVEL = 1 - 0.05 / LOOKS

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
-from correlator.statistics.intervals import Ends
-from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.study.findings import ResultQuantity
-from methodology.study.model import Finished, StepData
-from methodology.study.outcome import submitted_within, trusted
-from methodology.study.quantities import in_percent, number
-from rundir.columns import Bools, Floats, Indices, Ints, Texts, take
+from sidelight.correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
+from sidelight.correlator.statistics.intervals import Ends
+from sidelight.loadgen.requests.metrics import input_tokens, request_metrics
+from sidelight.methodology.study.findings import ResultQuantity
+from sidelight.methodology.study.model import Finished, StepData
+from sidelight.methodology.study.outcome import submitted_within, trusted
+from sidelight.methodology.study.quantities import in_percent, number
+from sidelight.rundir.columns import Bools, Floats, Indices, Ints, Texts, take
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RESAMPLES = 500

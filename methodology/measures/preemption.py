@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.statistics.server_load import leading_endpoints
-from loadgen.requests.metrics import input_tokens
-from methodology.study.findings import ResultQuantity
-from methodology.study.model import StepData
-from methodology.study.quantities import BOUNDS, number
-from methodology.study.server_side import reference
-from rundir.columns import Floats
-from rundir.printable.numbers import figure
-from scraper.exposition import histograms
-from scraper.series.resets import restarts_of, rising, rising_histogram
+from sidelight.correlator.statistics.server_load import leading_endpoints
+from sidelight.loadgen.requests.metrics import input_tokens
+from sidelight.methodology.study.findings import ResultQuantity
+from sidelight.methodology.study.model import StepData
+from sidelight.methodology.study.quantities import BOUNDS, number
+from sidelight.methodology.study.server_side import reference
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.printable.numbers import figure
+from sidelight.scraper.exposition import histograms
+from sidelight.scraper.series.resets import restarts_of, rising, rising_histogram
 
 HISTOGRAM = "request_num_preemptions"
 # SGLang's counters of prefill: all that was computed, and what of it was for the first time.

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from correlator.statistics.intervals import Ends
-from rundir.columns import Floats
-from rundir.stats import Missing
+from sidelight.correlator.statistics.intervals import Ends
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.stats import Missing
 
 LEAST_LENGTHS = 3  # with two lengths any model of two numbers fits
 # The criterion alone takes a superfluous number in in 16 % of the cases; so much better it must be for each, in 1 %.

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.plan.fitting import TEMPLATE_TOKENS
-from loadgen.plan.workloads import custom
-from loadgen.plan.workloads.distributions import whole
-from loadgen.plan.workloads.fields import WorkloadError, read_yaml
-from methodology.study.model import StudySettings
+from sidelight.loadgen.plan.fitting import TEMPLATE_TOKENS
+from sidelight.loadgen.plan.workloads import custom
+from sidelight.loadgen.plan.workloads.distributions import whole
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, read_yaml
+from sidelight.methodology.study.model import StudySettings
 
 NAME = "synthetic-skewed"
 # By class: input and output ranges of the draft.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from methodology.procedures.capacity import CAPACITY
-from methodology.procedures.compare import COMPARE
-from methodology.procedures.fairness import FAIRNESS
-from methodology.procedures.guardrail import GUARDRAIL
-from methodology.procedures.itl import ITL
-from methodology.procedures.long_context import LONG_CONTEXT
-from methodology.procedures.memory_pressure import MEMORY_PRESSURE
-from methodology.procedures.prefix_cache import PREFIX_CACHE
-from methodology.procedures.sweep import SWEEP
-from methodology.procedures.throughput import THROUGHPUT
-from methodology.procedures.tradeoff import TRADEOFF
-from methodology.procedures.ttft import TTFT
-from methodology.study.model import Procedure
+from sidelight.methodology.procedures.capacity import CAPACITY
+from sidelight.methodology.procedures.compare import COMPARE
+from sidelight.methodology.procedures.fairness import FAIRNESS
+from sidelight.methodology.procedures.guardrail import GUARDRAIL
+from sidelight.methodology.procedures.itl import ITL
+from sidelight.methodology.procedures.long_context import LONG_CONTEXT
+from sidelight.methodology.procedures.memory_pressure import MEMORY_PRESSURE
+from sidelight.methodology.procedures.prefix_cache import PREFIX_CACHE
+from sidelight.methodology.procedures.sweep import SWEEP
+from sidelight.methodology.procedures.throughput import THROUGHPUT
+from sidelight.methodology.procedures.tradeoff import TRADEOFF
+from sidelight.methodology.procedures.ttft import TTFT
+from sidelight.methodology.study.model import Procedure
 
 PROCEDURES: dict[str, Procedure] = {
     procedure.name: procedure

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from methodology.measures import criteria
-from methodology.measures.held import HeldTokens, held_by
-from methodology.study.findings import (
+from sidelight.methodology.measures import criteria
+from sidelight.methodology.measures.held import HeldTokens, held_by
+from sidelight.methodology.study.findings import (
     Cell,
     Plot,
     PlotLine,
@@ -21,10 +21,27 @@ from methodology.study.findings import (
     plot,
     table,
 )
-from methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Reader, Step, StudySettings
-from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import latency, latency_line, number, reported_times, served_tokens, unknown, wilson
-from rundir.printable.numbers import count_of, figure
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Outcome,
+    Parameters,
+    Procedure,
+    Reader,
+    Step,
+    StudySettings,
+)
+from sidelight.methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
+from sidelight.methodology.study.quantities import (
+    latency,
+    latency_line,
+    number,
+    reported_times,
+    served_tokens,
+    unknown,
+    wilson,
+)
+from sidelight.rundir.printable.numbers import count_of, figure
 
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
 LEAST_S = 60.0

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.parts import CAUSES, LABELS, TTFT_PARTS
-from loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
-from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
-from methodology.compliance.fair_comparison import checklist
-from methodology.measures.paired import overloaded
-from methodology.study.findings import (
+from sidelight.correlator.parts import CAUSES, LABELS, TTFT_PARTS
+from sidelight.loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
+from sidelight.methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
+from sidelight.methodology.compliance.fair_comparison import checklist
+from sidelight.methodology.measures.paired import overloaded
+from sidelight.methodology.study.findings import (
     Cell,
     Plot,
     PlotLine,
@@ -29,13 +29,13 @@ from methodology.study.findings import (
     plot,
     table,
 )
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
-from methodology.study.planning import content_seed, counting, of_kind
-from methodology.study.quantities import number, slug
-from methodology.study.samples import FAMILY, RATES, TIMES, ComparedMetric, RunSample, sample
-from methodology.study.saturation import Capacity, capacity
-from rundir.printable.numbers import figure
-from rundir.stats import finite, known
+from sidelight.methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
+from sidelight.methodology.study.planning import content_seed, counting, of_kind
+from sidelight.methodology.study.quantities import number, slug
+from sidelight.methodology.study.samples import FAMILY, RATES, TIMES, ComparedMetric, RunSample, sample
+from sidelight.methodology.study.saturation import Capacity, capacity
+from sidelight.rundir.printable.numbers import figure
+from sidelight.rundir.stats import finite, known
 
 PAIR = "pair"
 LEVEL = 0.95

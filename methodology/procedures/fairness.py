@@ -7,14 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.plan.workloads.fields import WorkloadError
-from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
-from methodology.measures.paired import PERCENTILES, Times, bootstrapped, clipped, measured, of_ends, overloaded, times
-from methodology.measures.traffic import NAME, Traffic, traffic
-from methodology.study.findings import ResultQuantity, ResultTable, StudyFindings, SupportingNumber
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
-from methodology.study.planning import counting, fresh, of_kind
-from methodology.study.quantities import (
+from sidelight.loadgen.plan.workloads.fields import WorkloadError
+from sidelight.methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
+from sidelight.methodology.measures.paired import (
+    PERCENTILES,
+    Times,
+    bootstrapped,
+    clipped,
+    measured,
+    of_ends,
+    overloaded,
+    times,
+)
+from sidelight.methodology.measures.traffic import NAME, Traffic, traffic
+from sidelight.methodology.study.findings import ResultQuantity, ResultTable, StudyFindings, SupportingNumber
+from sidelight.methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
+from sidelight.methodology.study.planning import counting, fresh, of_kind
+from sidelight.methodology.study.quantities import (
     grid,
     in_percent,
     mean,
@@ -25,8 +34,8 @@ from methodology.study.quantities import (
     reported_times,
     slug,
 )
-from methodology.study.saturation import SATURATE, capacity, fullest
-from rundir.columns import Floats, take
+from sidelight.methodology.study.saturation import SATURATE, capacity, fullest
+from sidelight.rundir.columns import Floats, take
 
 ALONE, MIXED = "alone", "mixed"
 ROOM = 1.25  # times the requests that a class needs, since the classes are drawn

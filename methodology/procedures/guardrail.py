@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.requests.metrics import refused_by_filter, request_metrics
-from methodology.measures.paired import (
+from sidelight.loadgen.requests.metrics import refused_by_filter, request_metrics
+from sidelight.methodology.measures.paired import (
     PERCENTILES,
     bootstrapped,
     measured,
@@ -19,13 +19,21 @@ from methodology.measures.paired import (
     throughput,
     throughput_sentence,
 )
-from methodology.study.findings import ResultQuantity, StudyFindings
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
-from methodology.study.planning import LEVEL, content_seed, counting, level_label, percents
-from methodology.study.quantities import grid, number, percentiles, plot_cumulative, reported_times, unknown, wilson
-from methodology.study.saturation import fullest, saturated
-from rundir.columns import Bools, Floats
-from rundir.printable.numbers import figure
+from sidelight.methodology.study.findings import ResultQuantity, StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
+from sidelight.methodology.study.planning import LEVEL, content_seed, counting, level_label, percents
+from sidelight.methodology.study.quantities import (
+    grid,
+    number,
+    percentiles,
+    plot_cumulative,
+    reported_times,
+    unknown,
+    wilson,
+)
+from sidelight.methodology.study.saturation import fullest, saturated
+from sidelight.rundir.columns import Bools, Floats
+from sidelight.rundir.printable.numbers import figure
 
 BASELINE = "baseline"
 VARIANTS = {BASELINE: "Baseline", "input": "Input Filter", "output": "Output Filter", "full": "Full Filter"}

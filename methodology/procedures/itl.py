@@ -9,19 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.requests.delivery import STATEMENTS, itl_option
-from loadgen.requests.metrics import request_metrics
-from methodology.measures.gaps import Modes, TailShape, foreign_prefill, modes, tail, with_prefill
-from methodology.measures.paired import measured
-from methodology.study.findings import Cell, ResultQuantity, ResultTable, StudyFindings, evidence, table
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
-from methodology.study.outcome import QUANTILES
-from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative, reported_times, unknown
-from methodology.study.saturation import Capacity, capacity
-from rundir.columns import Bools, Floats, take
-from rundir.printable.numbers import figure
-from rundir.stats import Missing
+from sidelight.loadgen.requests.delivery import STATEMENTS, itl_option
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.methodology.measures.gaps import Modes, TailShape, foreign_prefill, modes, tail, with_prefill
+from sidelight.methodology.measures.paired import measured
+from sidelight.methodology.study.findings import Cell, ResultQuantity, ResultTable, StudyFindings, evidence, table
+from sidelight.methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
+from sidelight.methodology.study.outcome import QUANTILES
+from sidelight.methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
+from sidelight.methodology.study.quantities import (
+    LABELS,
+    mean,
+    number,
+    percentiles,
+    plot_cumulative,
+    reported_times,
+    unknown,
+)
+from sidelight.methodology.study.saturation import Capacity, capacity
+from sidelight.rundir.columns import Bools, Floats, take
+from sidelight.rundir.printable.numbers import figure
+from sidelight.rundir.stats import Missing
 
 LEAST_TOKENS = 50
 LEVELS = (0.25, 0.5, 0.75, 0.9)

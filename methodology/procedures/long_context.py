@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.statistics.intervals import Ends
-from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.measures.scaling import AtLength, ScalingModel, exponent, models
-from methodology.study.findings import (
+from sidelight.correlator.statistics.intervals import Ends
+from sidelight.loadgen.requests.metrics import input_tokens, request_metrics
+from sidelight.methodology.measures.scaling import AtLength, ScalingModel, exponent, models
+from sidelight.methodology.study.findings import (
     Cell,
     Plot,
     PlotLine,
@@ -22,12 +22,21 @@ from methodology.study.findings import (
     plot,
     table,
 )
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
-from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import cells, mean, number, percentiles, reported_times
-from rundir.columns import Floats
-from rundir.printable.numbers import figure
-from rundir.stats import Missing
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Parameters,
+    Procedure,
+    Reader,
+    Step,
+    StepData,
+    StudySettings,
+)
+from sidelight.methodology.study.planning import LEVEL, counting, fresh, of_kind
+from sidelight.methodology.study.quantities import cells, mean, number, percentiles, reported_times
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.printable.numbers import figure
+from sidelight.rundir.stats import Missing
 
 WARM_UP = "warm-up"
 # By the draft short contexts warm the system up: as many tokens as it asks for, in little time.

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from methodology.measures.preemption import bounded, lost_tokens, preempted, recovered
-from methodology.procedures.capacity import CAPACITY, bracket
-from methodology.study.findings import (
+from sidelight.methodology.measures.preemption import bounded, lost_tokens, preempted, recovered
+from sidelight.methodology.procedures.capacity import CAPACITY, bracket
+from sidelight.methodology.study.findings import (
     Plot,
     PlotLine,
     ResultQuantity,
@@ -17,11 +17,20 @@ from methodology.study.findings import (
     SupportingNumber,
     plot,
 )
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
-from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind, percents
-from methodology.study.quantities import grid, in_percent, latency, number, percentile, reported_times, wilson
-from methodology.study.saturation import fullest, saturated
-from methodology.study.server_side import NO_PAGE
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Parameters,
+    Procedure,
+    Reader,
+    Step,
+    StepData,
+    StudySettings,
+)
+from sidelight.methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind, percents
+from sidelight.methodology.study.quantities import grid, in_percent, latency, number, percentile, reported_times, wilson
+from sidelight.methodology.study.saturation import fullest, saturated
+from sidelight.methodology.study.server_side import NO_PAGE
 
 SEARCHED = "capacity"
 FULL = 0.95  # KV cache usage from which on memory is short

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.statistics.server_load import leading_endpoints
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.requests.metrics import counts, input_tokens, request_metrics
-from methodology.measures.paired import (
+from sidelight.correlator.statistics.server_load import leading_endpoints
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.requests.metrics import counts, input_tokens, request_metrics
+from sidelight.methodology.measures.paired import (
     PERCENTILES,
     bootstrapped,
     measured,
@@ -24,14 +24,30 @@ from methodology.measures.paired import (
     throughput,
     throughput_sentence,
 )
-from methodology.study.findings import ResultQuantity, StudyFindings, SupportingNumber
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
-from methodology.study.planning import POPULATE, content_seed, counting
-from methodology.study.quantities import grid, in_percent, number, percentiles, plot_cumulative, reported_times
-from methodology.study.saturation import SATURATE, fullest, saturated
-from methodology.study.server_side import increase
-from rundir.columns import Floats
-from rundir.printable.numbers import figure
+from sidelight.methodology.study.findings import ResultQuantity, StudyFindings, SupportingNumber
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Parameters,
+    Procedure,
+    Reader,
+    Step,
+    StepData,
+    StudySettings,
+)
+from sidelight.methodology.study.planning import POPULATE, content_seed, counting
+from sidelight.methodology.study.quantities import (
+    grid,
+    in_percent,
+    number,
+    percentiles,
+    plot_cumulative,
+    reported_times,
+)
+from sidelight.methodology.study.saturation import SATURATE, fullest, saturated
+from sidelight.methodology.study.server_side import increase
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.printable.numbers import figure
 
 NAME = "code-completion"
 _LETTER = Parameters(load=0.7, requests=1000, duration=60.0)

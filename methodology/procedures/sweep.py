@@ -16,19 +16,37 @@ import numpy as np
 from msgspec import to_builtins as builtins
 from msgspec.structs import replace
 
-from loadgen.plan.rates import pace_of
-from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, stability
-from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
-from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
-from loadgen.requests.table.log import RequestLog
-from methodology.study.findings import Cell, Plot, PlotLine, ResultQuantity, ResultTable, StudyFindings, plot, table
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
-from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import number, slug
-from methodology.study.samples import FAMILY, RATES, TIMES, RunSample, sample
-from rundir.columns import Floats, take
-from rundir.printable.numbers import count_of, figure
-from rundir.stats import Missing, finite, known
+from sidelight.loadgen.plan.rates import pace_of
+from sidelight.loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, stability
+from sidelight.loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
+from sidelight.loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.methodology.study.findings import (
+    Cell,
+    Plot,
+    PlotLine,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    plot,
+    table,
+)
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Parameters,
+    Procedure,
+    Reader,
+    Step,
+    StepData,
+    StudySettings,
+)
+from sidelight.methodology.study.planning import content_seed, counting
+from sidelight.methodology.study.quantities import number, slug
+from sidelight.methodology.study.samples import FAMILY, RATES, TIMES, RunSample, sample
+from sidelight.rundir.columns import Floats, take
+from sidelight.rundir.printable.numbers import count_of, figure
+from sidelight.rundir.stats import Missing, finite, known
 
 CELL = "cell"
 _LETTER = Parameters(duration=60.0, repeat=3, order="random", vary={})

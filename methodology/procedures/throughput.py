@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from methodology.measures import criteria
-from methodology.search import AT_SLO, LONG_S, Bracket, at_objective, bracket, contradiction, next_step
-from methodology.study.findings import (
+from sidelight.methodology.measures import criteria
+from sidelight.methodology.search import AT_SLO, LONG_S, Bracket, at_objective, bracket, contradiction, next_step
+from sidelight.methodology.study.findings import (
     Cell,
     Plot,
     PlotLine,
@@ -22,11 +22,11 @@ from methodology.study.findings import (
     plot,
     table,
 )
-from methodology.study.model import Finished, Parameters, Procedure, Reader, StudySettings
-from methodology.study.planning import LEVEL, counting, valid
-from methodology.study.quantities import LABELS, latency_line, latency_result, metric_table, number, scaled
-from methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
-from rundir.printable.numbers import count_of, figure
+from sidelight.methodology.study.model import Finished, Parameters, Procedure, Reader, StudySettings
+from sidelight.methodology.study.planning import LEVEL, counting, valid
+from sidelight.methodology.study.quantities import LABELS, latency_line, latency_result, metric_table, number, scaled
+from sidelight.methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
+from sidelight.rundir.printable.numbers import count_of, figure
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.parts import TTFT_PARTS
-from methodology.fits.monotone import crossing
-from methodology.measures import criteria
-from methodology.measures.paired import overloaded
-from methodology.search import bracket
-from methodology.study.findings import (
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.methodology.fits.monotone import crossing
+from sidelight.methodology.measures import criteria
+from sidelight.methodology.measures.paired import overloaded
+from sidelight.methodology.search import bracket
+from sidelight.methodology.study.findings import (
     Cell,
     Plot,
     PlotLine,
@@ -25,10 +25,10 @@ from methodology.study.findings import (
     plot,
     table,
 )
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
-from methodology.study.outcome import submitted_within
-from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import (
+from sidelight.methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
+from sidelight.methodology.study.outcome import submitted_within
+from sidelight.methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
+from sidelight.methodology.study.quantities import (
     LABELS,
     latency,
     latency_line,
@@ -37,9 +37,9 @@ from methodology.study.quantities import (
     served_tokens,
     unknown,
 )
-from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
-from rundir.columns import take
-from rundir.printable.numbers import figure
+from sidelight.methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
+from sidelight.rundir.columns import take
+from sidelight.rundir.printable.numbers import figure
 
 LEAST_SATURATED_S = 60.0
 KNEE = 2.0  # times the least TTFT P99

@@ -8,18 +8,27 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.breakdown import Parts, network_label
-from correlator.parts import NETWORK, SPENT, TTFT_PARTS
-from correlator.statistics.intervals import of_sorted
-from correlator.statistics.server_load import met_at_submission
-from correlator.statistics.tail import TailShares, tail_shares
-from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
-from methodology.measures.paired import Times, measured, overloaded, times
-from methodology.study.findings import Cell, ResultQuantity, ResultTable, StudyFindings, evidence, table
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
-from methodology.study.outcome import QUANTILES
-from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import (
+from sidelight.correlator.breakdown import Parts, network_label
+from sidelight.correlator.parts import NETWORK, SPENT, TTFT_PARTS
+from sidelight.correlator.statistics.intervals import of_sorted
+from sidelight.correlator.statistics.server_load import met_at_submission
+from sidelight.correlator.statistics.tail import TailShares, tail_shares
+from sidelight.methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
+from sidelight.methodology.measures.paired import Times, measured, overloaded, times
+from sidelight.methodology.study.findings import Cell, ResultQuantity, ResultTable, StudyFindings, evidence, table
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Parameters,
+    Procedure,
+    Reader,
+    Step,
+    StepData,
+    StudySettings,
+)
+from sidelight.methodology.study.outcome import QUANTILES
+from sidelight.methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
+from sidelight.methodology.study.quantities import (
     LABELS,
     cells,
     mean,
@@ -29,10 +38,10 @@ from methodology.study.quantities import (
     percentiles,
     plot_cumulative,
 )
-from methodology.study.saturation import Capacity, capacity
-from rundir.columns import Floats, concat, take
-from rundir.printable.numbers import figure
-from rundir.stats import Missing
+from sidelight.methodology.study.saturation import Capacity, capacity
+from sidelight.rundir.columns import Floats, concat, take
+from sidelight.rundir.printable.numbers import figure
+from sidelight.rundir.stats import Missing
 
 _SHOWN = ("p50", "p95", "p99")
 _EDGES = (0, 256, 512, 1024, 2048, 4096, np.inf)

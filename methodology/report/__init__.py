@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from exporter.document import BLANK, Block, Prose, without_controls
-from exporter.text import without_padding
-from methodology.compliance.statement import Compliance
-from methodology.report.content import StudyContent, answer, heading, sections
-from methodology.report.minimum import minimum
-from methodology.report.page import study_page
-from methodology.report.tables import as_csv, results_table, steps_table
-from methodology.study.findings import StudyFindings
-from methodology.study.result import StudyResult
-from rundir.printable.text import printable_json
+from sidelight.exporter.document import BLANK, Block, Prose, without_controls
+from sidelight.exporter.text import without_padding
+from sidelight.methodology.compliance.statement import Compliance
+from sidelight.methodology.report.content import StudyContent, answer, heading, sections
+from sidelight.methodology.report.minimum import minimum
+from sidelight.methodology.report.page import study_page
+from sidelight.methodology.report.tables import as_csv, results_table, steps_table
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.result import StudyResult
+from sidelight.rundir.printable.text import printable_json
 
 
 def study_files(result: StudyResult, findings: StudyFindings, compliance: Compliance) -> Iterator[tuple[str, str]]:

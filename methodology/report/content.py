@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from exporter.document import BLANK, Block, Heading, Line, Prose, Section
-from exporter.summary.result import DRAFT
-from methodology.compliance.requirements import Level
-from methodology.compliance.statement import Compliance
-from methodology.report.system import system_in_words, system_rows
-from methodology.report.tables import TAU, joined, number, requests_table, shown, steps_table
-from methodology.study.findings import ResultQuantity, StudyFindings, table
-from methodology.study.model import Parameters
-from methodology.study.result import StepRecord, StudyResult
-from rundir.printable.numbers import count_of, duration, setting
+from sidelight.exporter.document import BLANK, Block, Heading, Line, Prose, Section
+from sidelight.exporter.summary.result import DRAFT
+from sidelight.methodology.compliance.requirements import Level
+from sidelight.methodology.compliance.statement import Compliance
+from sidelight.methodology.report.system import system_in_words, system_rows
+from sidelight.methodology.report.tables import TAU, joined, number, requests_table, shown, steps_table
+from sidelight.methodology.study.findings import ResultQuantity, StudyFindings, table
+from sidelight.methodology.study.model import Parameters
+from sidelight.methodology.study.result import StepRecord, StudyResult
+from sidelight.rundir.printable.numbers import count_of, duration, setting
 
 LEVELS: Mapping[Level, str] = {"must": "MUST", "should": "SHOULD", "part": "no keyword"}
 LONG_PAUSE_S = 60.0  # between steps, from which on the report says so

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methodology.report.content import LEVELS, StudyContent, load_model
-from methodology.report.system import system_in_words
-from methodology.study.result import StudyResult
-from rundir.printable.numbers import ms
+from sidelight.methodology.report.content import LEVELS, StudyContent, load_model
+from sidelight.methodology.report.system import system_in_words
+from sidelight.methodology.study.result import StudyResult
+from sidelight.rundir.printable.numbers import ms
 
 _TEMPLATE = """=== LLM Benchmark Report (Minimum) ===
 

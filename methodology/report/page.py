@@ -10,13 +10,13 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from exporter.document import Section
-from exporter.html.markup import escape, page_header, section
-from exporter.html.page import as_page
-from exporter.html.sections import NO_SCRIPT
-from methodology.report.content import StudyContent, answer, heading, sections
-from methodology.study.findings import PlotLine
-from methodology.study.result import StepRecord
+from sidelight.exporter.document import Section
+from sidelight.exporter.html.markup import escape, page_header, section
+from sidelight.exporter.html.page import as_page
+from sidelight.exporter.html.sections import NO_SCRIPT
+from sidelight.methodology.report.content import StudyContent, answer, heading, sections
+from sidelight.methodology.study.findings import PlotLine
+from sidelight.methodology.study.result import StepRecord
 
 STYLES = ("page.css", "study.css")
 SCRIPTS = ("plot.js", "hues.js", "study.js")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from methodology.report.tables import number
-from methodology.study.findings import Cell
-from methodology.study.result import Reproduction
-from recorded.system import FIELDS, System
+from sidelight.methodology.report.tables import number
+from sidelight.methodology.study.findings import Cell
+from sidelight.methodology.study.result import Reproduction
+from sidelight.recorded.system import FIELDS, System
 
 NOT_DECLARED = "not declared"
 

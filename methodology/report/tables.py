@@ -11,13 +11,13 @@ from functools import partial
 from io import StringIO
 from itertools import count
 
-from exporter import document
-from exporter.document import BLANK, Block, Prose
-from methodology.study.findings import Cell, ResultColumn, ResultTable
-from methodology.study.findings import table as new_table
-from methodology.study.result import StepRecord, StudyResult
-from rundir.printable.numbers import count_of, figure
-from rundir.printable.text import defused
+from sidelight.exporter import document
+from sidelight.exporter.document import BLANK, Block, Prose
+from sidelight.methodology.study.findings import Cell, ResultColumn, ResultTable
+from sidelight.methodology.study.findings import table as new_table
+from sidelight.methodology.study.result import StepRecord, StudyResult
+from sidelight.rundir.printable.numbers import count_of, figure
+from sidelight.rundir.printable.text import defused
 
 MOST_ROWS = 60
 TAU = "tau: number of consecutive values that carry as much information as one independent value."

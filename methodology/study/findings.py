@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from rundir.fields import NO_UNIT, Count, doc
-from rundir.printable.numbers import figure
+from sidelight.rundir.fields import NO_UNIT, Count, doc
+from sidelight.rundir.printable.numbers import figure
 
 Cell = float | int | str | bool | None
 COUNTS = frozenset({"requests", "gaps", "modes"})  # units of what is counted: such numbers are whole

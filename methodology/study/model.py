@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from correlator.breakdown import Parts
-from correlator.load.stability import Stability, Verdict
-from correlator.load.steady import SteadyWindow
-from correlator.statistics.intervals import QuantileInterval
-from loadgen.requests.slo.results import SloResult
-from loadgen.requests.table.log import RequestLog
-from methodology.study.findings import StudyFindings
-from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
-from rundir.printable.numbers import figure
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.load.stability import Stability, Verdict
+from sidelight.correlator.load.steady import SteadyWindow
+from sidelight.correlator.statistics.intervals import QuantileInterval
+from sidelight.loadgen.requests.slo.results import SloResult
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
+from sidelight.rundir.printable.numbers import figure
+from sidelight.scraper.series.table import EndpointSeries
 
 Scale = Literal["letter", "short"]
 Limit = Literal["seats", "kv_cache", "steps", "client", "slo", "unknown"]

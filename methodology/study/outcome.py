@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from correlator.load import steady
-from correlator.load.steady import SteadyWindow, within
-from correlator.load.sustained import stability_of
-from correlator.statistics.intervals import QuantileInterval, autocorrelation_time, quantiles
-from correlator.statistics.percentiles import times_in_order
-from loadgen.requests.metrics import RequestMetrics, counts, input_tokens, request_metrics
-from loadgen.requests.self_check.check import SelfCheck
-from loadgen.requests.self_check.stated_error import ErrorBound
-from loadgen.requests.slo.objectives import Objective, parse_slo
-from loadgen.requests.slo.results import slo_result
-from loadgen.requests.table.log import RequestLog
-from methodology.study.model import Beyond, Kind, Outcome, Step, StepData
-from methodology.study.server_side import ServerSide, binding, server_side
-from rundir.columns import Bools, Floats, take
-from rundir.stats import known
+from sidelight.correlator.load import steady
+from sidelight.correlator.load.steady import SteadyWindow, within
+from sidelight.correlator.load.sustained import stability_of
+from sidelight.correlator.statistics.intervals import QuantileInterval, autocorrelation_time, quantiles
+from sidelight.correlator.statistics.percentiles import times_in_order
+from sidelight.loadgen.requests.metrics import RequestMetrics, counts, input_tokens, request_metrics
+from sidelight.loadgen.requests.self_check.check import SelfCheck
+from sidelight.loadgen.requests.self_check.stated_error import ErrorBound
+from sidelight.loadgen.requests.slo.objectives import Objective, parse_slo
+from sidelight.loadgen.requests.slo.results import slo_result
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.methodology.study.model import Beyond, Kind, Outcome, Step, StepData
+from sidelight.methodology.study.server_side import ServerSide, binding, server_side
+from sidelight.rundir.columns import Bools, Floats, take
+from sidelight.rundir.stats import known
 
 TTFT_BIN = 0.01  # of its logarithm
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec.structs import replace
 
-from methodology.study.model import Done, Finished, Procedure, Step, StudySettings
+from sidelight.methodology.study.model import Done, Finished, Procedure, Step, StudySettings
 
 LEVEL = "level"  # of a step that results are of
 SENTINEL = "sentinel"

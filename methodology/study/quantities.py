@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.statistics import intervals
-from correlator.statistics.intervals import QuantileInterval
-from methodology.study.findings import Cell, Plot, PlotLine, ResultQuantity, ResultTable, plot, table
-from methodology.study.model import Finished, Outcome
-from methodology.study.outcome import KIND_OF, QUANTILES
-from rundir.columns import Floats
-from rundir.printable.numbers import count_of, figure
+from sidelight.correlator.statistics import intervals
+from sidelight.correlator.statistics.intervals import QuantileInterval
+from sidelight.methodology.study.findings import Cell, Plot, PlotLine, ResultQuantity, ResultTable, plot, table
+from sidelight.methodology.study.model import Finished, Outcome
+from sidelight.methodology.study.outcome import KIND_OF, QUANTILES
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.printable.numbers import count_of, figure
 
 LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
 UNKNOWN = intervals.quantile([], 0.5)

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct
 
-from correlator.load.stability import Verdict
-from correlator.load.steady import SteadyWindow
-from exporter.summary.result import DIALECT
-from methodology.study.findings import ResultQuantity, SupportingNumber
-from methodology.study.model import Kind, Limit, Parameters, Scale
-from rundir.fields import NO_UNIT, Amount, Count, doc
+from sidelight.correlator.load.stability import Verdict
+from sidelight.correlator.load.steady import SteadyWindow
+from sidelight.exporter.summary.result import DIALECT
+from sidelight.methodology.study.findings import ResultQuantity, SupportingNumber
+from sidelight.methodology.study.model import Kind, Limit, Parameters, Scale
+from sidelight.rundir.fields import NO_UNIT, Amount, Count, doc
 
 
 class StepRecord(Struct, frozen=True, kw_only=True):

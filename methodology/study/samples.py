@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from correlator.parts import TTFT_PARTS
-from loadgen.requests.metrics import request_metrics
-from methodology.study.model import Finished, Kind, StepData
-from methodology.study.outcome import KIND_OF, trusted
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.methodology.study.model import Finished, Kind, StepData
+from sidelight.methodology.study.outcome import KIND_OF, trusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from methodology.study.model import Done, Finished, Limit, Outcome, Step, StudySettings
-from methodology.study.planning import SENTINEL, counting, fresh, level_label, of_kind, valid
-from rundir.columns import Floats
-from rundir.printable.numbers import count_of
+from sidelight.methodology.study.model import Done, Finished, Limit, Outcome, Step, StudySettings
+from sidelight.methodology.study.planning import SENTINEL, counting, fresh, level_label, of_kind, valid
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.printable.numbers import count_of
 
 SATURATE = "saturate"
 Interval = tuple[float, float]

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.load.steady import SteadyWindow
-from correlator.statistics.server_load import EngineSamples, Sources, gauge_samples, leading_endpoints
-from loadgen.requests.table.log import RequestLog
-from methodology.study.model import Limit, Step, StepData
-from rundir.columns import Bools, Floats
-from rundir.stats import Missing
-from scraper.series.resets import START_TIME, restarts_of, rising, together
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.load.steady import SteadyWindow
+from sidelight.correlator.statistics.server_load import EngineSamples, Sources, gauge_samples, leading_endpoints
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.methodology.study.model import Limit, Step, StepData
+from sidelight.rundir.columns import Bools, Floats
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.resets import START_TIME, restarts_of, rising, together
+from sidelight.scraper.series.table import EndpointSeries
 
 SELDOM = 0.05  # share of the scrapes that saw requests wait
 FULL = 0.95  # KV cache usage

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from rundir.printable.escapes import escaped
+from sidelight.rundir.printable.escapes import escaped
 
 Bytes = TypeVar("Bytes", bytes, bytearray)
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rundir.printable.masking import without_secrets
+from sidelight.rundir.printable.masking import without_secrets
 
 LONGEST_WORD, LONGEST = 200, 4000  # characters: what is longer is cut
 _LONG_WORD = re.compile(rf"(\S{{{LONGEST_WORD}}})\S+")

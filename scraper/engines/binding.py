@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from scraper.engines.catalogue import CatalogueQuantity, Entry, Kind, Labels, Names
-from scraper.exposition import HistogramColumns, Series, histograms
+from sidelight.scraper.engines.catalogue import CatalogueQuantity, Entry, Kind, Labels, Names
+from sidelight.scraper.exposition import HistogramColumns, Series, histograms
 
 Item = TypeVar("Item")
 LabelSet = tuple[tuple[str, str], ...]

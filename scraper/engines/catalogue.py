@@ -257,7 +257,7 @@ Known = TypeVar("Known", bound=Names)
 @cache
 def engine_names() -> tuple[str, ...]:
     """Return the engines by their `order`."""
-    return tuple(sorted(names_in("scraper.engines"), key=lambda name: (_read(name).order, name)))
+    return tuple(sorted(names_in("sidelight.scraper.engines"), key=lambda name: (_read(name).order, name)))
 
 
 def metrics_paths() -> tuple[str, ...]:
@@ -286,7 +286,7 @@ def catalogue(engine: str) -> Catalogue:
 
 @cache
 def _read(engine: str) -> Catalogue:
-    return read_yaml("scraper.engines", engine, Catalogue, QUANTITIES)
+    return read_yaml("sidelight.scraper.engines", engine, Catalogue, QUANTITIES)
 
 
 def names_in(package: str) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rundir.stats import Missing
-from scraper.engines.binding import CanonicalSource, PageNames
-from scraper.engines.catalogue import (
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.binding import CanonicalSource, PageNames
+from sidelight.scraper.engines.catalogue import (
     QUANTITIES,
     Catalogue,
     CatalogueQuantity,
@@ -19,7 +19,7 @@ from scraper.engines.catalogue import (
     own_names,
     version_paths,
 )
-from scraper.exposition import Series
+from sidelight.scraper.exposition import Series
 
 __all__ = [
     "QUANTITIES",

@@ -14,7 +14,7 @@ What the names mean is left to `engines`; which pages belong together, to `serie
 
 from __future__ import annotations
 
-from scraper.exposition.page import (
+from sidelight.scraper.exposition.page import (
     MAX_LINE_CHARACTERS,
     MAX_LINES,
     MAX_SERIES,
@@ -27,8 +27,8 @@ from scraper.exposition.page import (
     histograms,
     without_le,
 )
-from scraper.exposition.reader import PageReader
-from scraper.exposition.text import parse
+from sidelight.scraper.exposition.reader import PageReader
+from sidelight.scraper.exposition.text import parse
 
 __all__ = [
     "MAX_LINES",

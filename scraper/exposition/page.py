@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rundir.columns import Floats
+from sidelight.rundir.columns import Floats
 
 MAX_SERIES = 50_000  # a server of 64 engines has about 40,000; reading as many takes a fifth of a second
 MAX_LINES = 3 * MAX_SERIES  # a series of its own family has a HELP and a TYPE line

@@ -14,11 +14,11 @@ from operator import ne
 import msgspec
 import numpy as np
 
-from rundir.columns import Floats, Indices
-from scraper.exposition import grammar
-from scraper.exposition import trtllm_iterations as trtllm_json
-from scraper.exposition.page import KEPT_LAYOUTS, MAX_LINES, UNREADABLE_JSON, MalformedPage, Page, Series
-from scraper.exposition.text import Lines, decode, plain_numbers, read_lines
+from sidelight.rundir.columns import Floats, Indices
+from sidelight.scraper.exposition import grammar
+from sidelight.scraper.exposition import trtllm_iterations as trtllm_json
+from sidelight.scraper.exposition.page import KEPT_LAYOUTS, MAX_LINES, UNREADABLE_JSON, MalformedPage, Page, Series
+from sidelight.scraper.exposition.text import Lines, decode, plain_numbers, read_lines
 
 KEPT_CHARACTERS = 4_000_000  # of the pages of layouts, the current one aside
 _NO_HEAD = "\n"  # no line begins with it

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from rundir.columns import Floats
-from scraper.exposition import grammar
-from scraper.exposition.page import (
+from sidelight.rundir.columns import Floats
+from sidelight.scraper.exposition import grammar
+from sidelight.scraper.exposition.page import (
     MAX_LINE_CHARACTERS,
     MAX_LINES,
     MAX_SERIES,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from scraper.exposition.page import UNREADABLE_JSON, MalformedPage, Page, Series
+from sidelight.scraper.exposition.page import UNREADABLE_JSON, MalformedPage, Page, Series
 
 PREFIX = "trtllm_iteration_"
 HELP = "Field of the last iteration record of TensorRT-LLM's statistics."

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from rundir.stats import Missing
-from scraper.engines.binding import CanonicalSource, PageNames
-from scraper.engines.catalogue import CatalogueQuantity, Names, SpanMatch, names_in, read_yaml
-from scraper.exposition import Series
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.binding import CanonicalSource, PageNames
+from sidelight.scraper.engines.catalogue import CatalogueQuantity, Names, SpanMatch, names_in, read_yaml
+from sidelight.scraper.exposition import Series
 
 Seen = Literal["live", "recorded", "source only", "none"]
 
@@ -180,13 +180,13 @@ class Recognised:
 @cache
 def gateway_names() -> tuple[str, ...]:
     """Return the gateways by their `order`."""
-    return tuple(sorted(names_in("scraper.gateways"), key=lambda name: (gateway(name).order, name)))
+    return tuple(sorted(names_in("sidelight.scraper.gateways"), key=lambda name: (gateway(name).order, name)))
 
 
 @cache
 def gateway(name: str) -> GatewayEntry:
     """Return the catalogue entry of a gateway, from its YAML."""
-    return read_yaml("scraper.gateways", name, GatewayEntry, QUANTITIES)
+    return read_yaml("sidelight.scraper.gateways", name, GatewayEntry, QUANTITIES)
 
 
 def can_state_more(name: str | None) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rundir.columns import Floats, Ints
-from scraper.exposition import Series
-from scraper.hardware.records import MEASURED, DeviceSamples
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.hardware.records import MEASURED, DeviceSamples
 
 SOURCE = "dcgm"
 POWER = "DCGM_FI_DEV_POWER_USAGE"

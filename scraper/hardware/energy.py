@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from rundir.columns import Floats, Ints
-from rundir.stats import Missing
-from scraper.hardware.records import DeviceSamples
-from scraper.window.window import Window
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.records import DeviceSamples
+from sidelight.scraper.window.window import Window
 
 Method = Literal["counter", "trapezoid"]
 GAP_INTERVALS = 3

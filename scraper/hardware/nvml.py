@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-from rundir.stats import Missing
-from scraper.hardware.records import HardwareRecord, SourceLostError
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.records import HardwareRecord, SourceLostError
 
 SOURCE = "nvml"
 

@@ -19,8 +19,8 @@ from math import nan
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from rundir.stats import Missing
-from scraper.hardware.records import HardwareRecord, SourceLostError
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.records import HardwareRecord, SourceLostError
 
 SOURCE = "powermetrics"
 COMMAND = ("powermetrics", "--samplers", "cpu_power,gpu_power,thermal", "-i", "1000", "-f", "plist")

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rundir.stats import Missing
-from scraper.hardware.records import HardwareRecord, SourceLostError
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.records import HardwareRecord, SourceLostError
 
 ROOT = Path("/sys/class/powercap")
 SOURCE = "rapl"

@@ -12,8 +12,8 @@ from math import nan
 import msgspec
 import numpy as np
 
-from rundir.columns import Floats, Ints
-from rundir.stats import Missing
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.stats import Missing
 
 INTERVAL_S = 1.0
 MEASURED = ("power_w", "energy_j", "utilisation_ratio", "temperature_c", "memory_used_bytes")

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from rundir.frames import FrameLog, PatientLog, Unwritten
-from rundir.stats import Missing
-from scraper.hardware.nvml import open_nvml
-from scraper.hardware.powermetrics import open_powermetrics
-from scraper.hardware.rapl import open_rapl
-from scraper.hardware.records import (
+from sidelight.rundir.frames import FrameLog, PatientLog, Unwritten
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.nvml import open_nvml
+from sidelight.scraper.hardware.powermetrics import open_powermetrics
+from sidelight.scraper.hardware.rapl import open_rapl
+from sidelight.scraper.hardware.records import (
     INTERVAL_S,
     HardwareAbsence,
     HardwareLogRecord,

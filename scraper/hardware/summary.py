@@ -14,13 +14,13 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Struct, UnsetType
 
-from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, Reasons, doc
-from rundir.stats import Missing
-from scraper.hardware import dcgm
-from scraper.hardware.energy import Energy, Method, energy, inside
-from scraper.hardware.records import DeviceSamples, HardwareLogRecord, absences, by_device
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, Reasons, doc
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware import dcgm
+from sidelight.scraper.hardware.energy import Energy, Method, energy, inside
+from sidelight.scraper.hardware.records import DeviceSamples, HardwareLogRecord, absences, by_device
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 COVERED = 0.9  # the part of a window that must be covered before a ratio speaks of all of it
 # macOS, from cool to hot.

@@ -1,5 +1,5 @@
 """Percentiles of scraped histograms, from buckets and sums, with their uncertainty."""
 
-from scraper.quantiles.estimates import Estimates, estimate, fit, read, read_rows
+from sidelight.scraper.quantiles.estimates import Estimates, estimate, fit, read, read_rows
 
 __all__ = ["Estimates", "estimate", "fit", "read", "read_rows"]

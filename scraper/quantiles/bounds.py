@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Floats, Indices
-from scraper.quantiles.fit import Fit
-from scraper.quantiles.intervals import extremes
+from sidelight.rundir.columns import Floats, Indices
+from sidelight.scraper.quantiles.fit import Fit
+from sidelight.scraper.quantiles.intervals import extremes
 
 BISECTIONS = 40
 # Digits lost in a division must not cost an observation.

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rundir.columns import Bools, Floats, Indices
-from scraper.quantiles.bounds import bucket_edges, order_bounds
-from scraper.quantiles.fit import Fit, fit_rows
-from scraper.quantiles.intervals import clean
-from scraper.quantiles.points import RepresentativePoints, representative_points, union
-from scraper.quantiles.points import read as read_ranks
+from sidelight.rundir.columns import Bools, Floats, Indices
+from sidelight.scraper.quantiles.bounds import bucket_edges, order_bounds
+from sidelight.scraper.quantiles.fit import Fit, fit_rows
+from sidelight.scraper.quantiles.intervals import clean
+from sidelight.scraper.quantiles.points import RepresentativePoints, representative_points, union
+from sidelight.scraper.quantiles.points import read as read_ranks
 
 __all__ = ["Estimates", "Fit", "estimate", "fit", "read", "read_rows"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices
-from scraper.quantiles.intervals import Rows, segments
-from scraper.quantiles.prior import BucketPrior, prior
+from sidelight.rundir.columns import Bools, Floats, Indices
+from sidelight.scraper.quantiles.intervals import Rows, segments
+from sidelight.scraper.quantiles.prior import BucketPrior, prior
 
 ROUNDS = 5
 BOUND_ROUNDS = 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rundir.columns import Bools, Floats, Indices
+from sidelight.rundir.columns import Bools, Floats, Indices
 
 JOIN_ROUNDS = 3
 # Beyond this many observations counts are scaled down: their squares must stay finite.

@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices
-from scraper.quantiles.fit import Fit
+from sidelight.rundir.columns import Bools, Floats, Indices
+from sidelight.scraper.quantiles.fit import Fit
 
 POINTS = 24
 # Segments share the buckets: together they have points enough with fewer each.

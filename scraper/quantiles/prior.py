@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Bools, Floats
+from sidelight.rundir.columns import Bools, Floats
 
 LEAST_VARIANCE = 0.02
 SPREAD = 0.15

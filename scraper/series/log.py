@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from rundir.columns import Floats, Indices
-from rundir.frames import FrameLog, Rotation, read_frames
-from rundir.framing import GAP, inflate
-from scraper.exposition import MalformedPage, PageReader, Series
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.columns import Floats, Indices
+from sidelight.rundir.frames import FrameLog, Rotation, read_frames
+from sidelight.rundir.framing import GAP, inflate
+from sidelight.scraper.exposition import MalformedPage, PageReader, Series
+from sidelight.scraper.targets.scrape import Scrape
 
 _COMPRESSION_LEVEL = 1
 _WHOLE_EVERY = 64  # rows of a target

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices
-from scraper.exposition import Series
-from scraper.series.sums import ROUNDING
+from sidelight.rundir.columns import Bools, Floats, Indices
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.sums import ROUNDING
 
 MOST_NEW = 10  # that a new series may show on its first page, where its metric has shown no larger step
 

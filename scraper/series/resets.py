@@ -17,11 +17,11 @@ from itertools import compress
 
 import numpy as np
 
-from rundir.columns import Bools, Floats
-from scraper.exposition import HistogramColumns, Series, without_le
-from scraper.series.renames import renames
-from scraper.series.sums import NO_NUMBER, ROUNDING, sum_fault
-from scraper.series.table import EndpointSeries
+from sidelight.rundir.columns import Bools, Floats
+from sidelight.scraper.exposition import HistogramColumns, Series, without_le
+from sidelight.scraper.series.renames import renames
+from sidelight.scraper.series.sums import NO_NUMBER, ROUNDING, sum_fault
+from sidelight.scraper.series.table import EndpointSeries
 
 START_TIME = "process_start_time_seconds"
 MOST_UNSEEN = 3  # restarts that no counter shows: one that counts far soon after a restart may hide it, and not always

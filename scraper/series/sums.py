@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rundir.columns import Floats
+from sidelight.rundir.columns import Floats
 
 ROUNDING = 1e-9  # of a value: a fall within it is of several processes' values added up in another order
 MOST_FALL = 0.01  # s, or tokens, of a sum: by which times of two clocks may be below 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices, Ints
-from scraper.exposition import Series, bound, without_le
-from scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.rundir.columns import Bools, Floats, Indices, Ints
+from sidelight.scraper.exposition import Series, bound, without_le
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
 
 Float64 = Floats  # as the exporter calls them
 Int64 = Ints

@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
-from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
-from scraper.spans.spec import GRPC_PORT, PROTOBUF, SIGNALS, TRACES, forward_parts
+from sidelight.rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
+from sidelight.scraper.spans.spec import GRPC_PORT, PROTOBUF, SIGNALS, TRACES, forward_parts
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
-from rundir.access import Access, masked
-from rundir.framing import inflate
-from scraper.spans.forward import CollectorConnection, Rejected, Unavailable
-from scraper.spans.log import BODY_BYTES, ForwardQueue
-from scraper.spans.spec import SIGNALS, TRACES
+from sidelight.rundir.access import Access, masked
+from sidelight.rundir.framing import inflate
+from sidelight.scraper.spans.forward import CollectorConnection, Rejected, Unavailable
+from sidelight.scraper.spans.log import BODY_BYTES, ForwardQueue
+from sidelight.scraper.spans.spec import SIGNALS, TRACES
 
 QUEUE_BYTES = 32 * 1024 * 1024  # of exports as they are packed, to about a fifth
 FLUSH_S = 2.0

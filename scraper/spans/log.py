@@ -16,10 +16,10 @@ import msgspec
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from rundir.frames import FrameLog, Rotation, read_frames
-from rundir.framing import inflate
-from rundir.printable.masking import blanked
-from scraper.spans.received import ReceivedSpan, received_spans
+from sidelight.rundir.frames import FrameLog, Rotation, read_frames
+from sidelight.rundir.framing import inflate
+from sidelight.rundir.printable.masking import blanked
+from sidelight.scraper.spans.received import ReceivedSpan, received_spans
 
 _COMPRESSION_LEVEL = 1
 BODY_BYTES = 64 * 1024 * 1024  # a receiver takes 4 MiB

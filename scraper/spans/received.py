@@ -17,8 +17,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.engines.catalogue import EngineSpanRules, SpanMatch, catalogue, engine_names
-from scraper.gateways.catalogue import FirstOutput, gateway, gateway_names
+from sidelight.scraper.engines.catalogue import EngineSpanRules, SpanMatch, catalogue, engine_names
+from sidelight.scraper.gateways.catalogue import FirstOutput, gateway, gateway_names
 
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
 OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one

@@ -20,17 +20,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from rundir.clock import anchor, step_ns, time_of_day_ns
-from scraper.spans.forwarder import Forwarder
-from scraper.spans.intake.admission import Admission
-from scraper.spans.intake.connections import Connections
-from scraper.spans.intake.export import turned_away
-from scraper.spans.intake.over_grpc import over_grpc
-from scraper.spans.intake.over_http import over_http
-from scraper.spans.intake.scan import AwaitedTraces, ExportScan, scan
-from scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, SpanLog, StateRecord, compressed
-from scraper.spans.received import OFF_CLOCK, OFF_CLOCK_S, classify
-from scraper.spans.spec import LOGS, METRICS, SETTLE_S, TRACES, ReceiverSpec, host_and_port, most_connections
+from sidelight.rundir.clock import anchor, step_ns, time_of_day_ns
+from sidelight.scraper.spans.forwarder import Forwarder
+from sidelight.scraper.spans.intake.admission import Admission
+from sidelight.scraper.spans.intake.connections import Connections
+from sidelight.scraper.spans.intake.export import turned_away
+from sidelight.scraper.spans.intake.over_grpc import over_grpc
+from sidelight.scraper.spans.intake.over_http import over_http
+from sidelight.scraper.spans.intake.scan import AwaitedTraces, ExportScan, scan
+from sidelight.scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, SpanLog, StateRecord, compressed
+from sidelight.scraper.spans.received import OFF_CLOCK, OFF_CLOCK_S, classify
+from sidelight.scraper.spans.spec import LOGS, METRICS, SETTLE_S, TRACES, ReceiverSpec, host_and_port, most_connections
 
 _COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
 _SMALL_BYTES = 16 * 1024

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING
 
-from scraper.engines.catalogue import INNER_TIMES, EngineSpanRules, SpanTime
+from sidelight.scraper.engines.catalogue import INNER_TIMES, EngineSpanRules, SpanTime
 
 # One may be what is left of another before it.
 TIMES = ("queue", "ttft", "prefill", "e2e", "decode", *INNER_TIMES)

@@ -13,11 +13,11 @@ import numpy as np
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from rundir.columns import Floats, Ints, Texts
-from scraper.engines.catalogue import EngineSpanRules
-from scraper.spans.log import ExportRecord, SpanLogRecord
-from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, attributes_of, plain
-from scraper.spans.request_times import TIMES, UNKNOWN, InnerTimes, SpanRequest, Stage, times_of
+from sidelight.rundir.columns import Floats, Ints, Texts
+from sidelight.scraper.engines.catalogue import EngineSpanRules
+from sidelight.scraper.spans.log import ExportRecord, SpanLogRecord
+from sidelight.scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, attributes_of, plain
+from sidelight.scraper.spans.request_times import TIMES, UNKNOWN, InnerTimes, SpanRequest, Stage, times_of
 
 IMPOSSIBLE = "a time that is negative, no number, or several"
 PROBE = "a health probe"

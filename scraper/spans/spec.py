@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from rundir.access import Access, Guard, connection_problem, masked
+from sidelight.rundir.access import Access, Guard, connection_problem, masked
 
 # OpenTelemetry's collector takes no more over gRPC either, so exporters live with it.
 LIMIT_BYTES = 4 * 1024 * 1024

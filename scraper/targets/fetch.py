@@ -14,11 +14,11 @@ from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
-from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for, masked, root_url
-from rundir.printable.masking import blanked, without_secrets
-from rundir.stats import Missing
-from scraper.exposition import UNREADABLE_JSON, MalformedPage, PageReader
-from scraper.targets.scrape import Scrape, clock_of
+from sidelight.rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for, masked, root_url
+from sidelight.rundir.printable.masking import blanked, without_secrets
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.exposition import UNREADABLE_JSON, MalformedPage, PageReader
+from sidelight.scraper.targets.scrape import Scrape, clock_of
 
 ACCEPT = (
     "text/plain;version=0.0.4, text/plain;version=1.0.0;q=0.9, "

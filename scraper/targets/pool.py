@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rundir.access import bare
-from scraper.targets.scrape import clock_of
-from scraper.targets.target import Log, Say, ScrapeConfig, ScrapeTarget
+from sidelight.rundir.access import bare
+from sidelight.scraper.targets.scrape import clock_of
+from sidelight.scraper.targets.target import Log, Say, ScrapeConfig, ScrapeTarget
 
 _CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import aiohttp
 
-from rundir.access import Access, bare, masked
-from scraper.targets.fetch import FetchLimits, scrape
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.access import Access, bare, masked
+from sidelight.scraper.targets.fetch import FetchLimits, scrape
+from sidelight.scraper.targets.scrape import Scrape
 
 MOST_WAIT_NS = 30_000_000_000
 MOST_WAIT_TICKS = 10

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Floats
-from rundir.stats import Missing
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.recognition import canonical, detect
-from scraper.series.resets import amounts, restarts_of, rising_histogram
-from scraper.series.table import EndpointSeries
-from scraper.window.increase import (
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.recognition import canonical, detect
+from sidelight.scraper.series.resets import amounts, restarts_of, rising_histogram
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.increase import (
     BucketCounts,
     CounterIncrease,
     GaugeSamples,
@@ -22,7 +22,7 @@ from scraper.window.increase import (
     histogram,
     nothing_counted,
 )
-from scraper.window.window import ScrapeSelection
+from sidelight.scraper.window.window import ScrapeSelection
 
 TOO_LARGE = "the values are too large to add up"
 IMPOSSIBLE = "it states no value inside the window that can be"

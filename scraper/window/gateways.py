@@ -8,15 +8,15 @@ from typing import Literal
 
 import numpy as np
 
-from rundir.stats import Missing
-from scraper.engines import recognition as engines
-from scraper.gateways.catalogue import UNITS_S, RecentMean, Recognised, canonical, detect
-from scraper.gateways.catalogue import gateway as gateway_of
-from scraper.series.table import EndpointSeries
-from scraper.window.aggregate import TOO_LARGE, EndpointShare
-from scraper.window.quantities import GatewayPage, Histogram
-from scraper.window.statistics import Described, described_parts
-from scraper.window.window import Window, select_scrapes
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.gateways.catalogue import UNITS_S, RecentMean, Recognised, canonical, detect
+from sidelight.scraper.gateways.catalogue import gateway as gateway_of
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.aggregate import TOO_LARGE, EndpointShare
+from sidelight.scraper.window.quantities import GatewayPage, Histogram
+from sidelight.scraper.window.statistics import Described, described_parts
+from sidelight.scraper.window.window import Window, select_scrapes
 
 CONTRADICTION = "upstream_time is more than request_time: they are not of the same requests"
 

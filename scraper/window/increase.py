@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Floats, Indices, Ints
-from rundir.stats import Missing
-from scraper.exposition import HistogramColumns
-from scraper.series.resets import Rising, RisingHistogram, rising, rising_histogram
-from scraper.series.table import EndpointSeries
-from scraper.window.window import ScrapeSelection
+from sidelight.rundir.columns import Floats, Indices, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.exposition import HistogramColumns
+from sidelight.scraper.series.resets import Rising, RisingHistogram, rising, rising_histogram
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import ScrapeSelection
 
 ABSENT = "the series is on no page of the window"
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, UnsetType
 
-from rundir.fields import UNSET, Count, Reasons, StampNs, doc
-from rundir.stats import quantiles_of
+from sidelight.rundir.fields import UNSET, Count, Reasons, StampNs, doc
+from sidelight.rundir.stats import quantiles_of
 
 MOST_SLICES = 120  # in summary.json
 SLICES = Meta(

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from rundir.columns import Floats
-from rundir.fields import UNSET
-from rundir.stats import Missing, statistics_of
-from scraper.engines.binding import CanonicalSource
-from scraper.quantiles import fit, read, read_rows
-from scraper.quantiles.fit import Fit
-from scraper.series.sums import OVERFLOWS
-from scraper.series.table import EndpointSeries
-from scraper.window import aggregate
-from scraper.window.aggregate import TOO_LARGE, EndpointShare
-from scraper.window.increase import CounterIncrease, GaugeSamples, HistogramIncrease
-from scraper.window.quantities import (
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import UNSET
+from sidelight.rundir.stats import Missing, statistics_of
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.quantiles import fit, read, read_rows
+from sidelight.scraper.quantiles.fit import Fit
+from sidelight.scraper.series.sums import OVERFLOWS
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window import aggregate
+from sidelight.scraper.window.aggregate import TOO_LARGE, EndpointShare
+from sidelight.scraper.window.increase import CounterIncrease, GaugeSamples, HistogramIncrease
+from sidelight.scraper.window.quantities import (
     PERCENTILES,
     SLICE_PERCENTILES,
     Counter,
@@ -37,7 +37,7 @@ from scraper.window.quantities import (
     Range,
     SampleStatistics,
 )
-from scraper.window.window import ScrapeSelection, slice_of
+from sidelight.scraper.window.window import ScrapeSelection, slice_of
 
 _QS = np.array(list(PERCENTILES.values()))
 _SLICE_QS = np.array(list(SLICE_PERCENTILES.values()))

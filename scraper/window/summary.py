@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Struct, UnsetType, field
 
-from rundir.fields import UNSET, Count, StampNs, doc
-from rundir.stats import Missing
-from scraper.engines.catalogue import catalogue
-from scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect, leading_engine
-from scraper.series.table import EndpointSeries
-from scraper.window.quantities import GatewayPage, Quantities
-from scraper.window.statistics import Described, describe, described_parts, measure
-from scraper.window.window import ScrapeSelection, Window, select_scrapes
+from sidelight.rundir.fields import UNSET, Count, StampNs, doc
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.catalogue import catalogue
+from sidelight.scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect, leading_engine
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.quantities import GatewayPage, Quantities
+from sidelight.scraper.window.statistics import Described, describe, described_parts, measure
+from sidelight.scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 
 class DetectedEngine(Struct, frozen=True, kw_only=True):

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices, Ints
-from rundir.stats import Missing
-from scraper.series.resets import Restarts, restarts_of
-from scraper.series.table import EndpointSeries
+from sidelight.rundir.columns import Bools, Floats, Indices, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.resets import Restarts, restarts_of
+from sidelight.scraper.series.table import EndpointSeries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The scraping process: `python -m scraper.worker`, obeying JSON lines on its standard input.
+"""The scraping process: `python -m sidelight.scraper.worker`, obeying JSON lines on its standard input.
 
 The first line is a `Spec`, the others are commands (`scraper.commands`):
 
@@ -23,18 +23,18 @@ from contextlib import ExitStack, closing
 
 import msgspec
 
-from rundir.child import commands, say
-from rundir.frames import PatientLog, Unwritten
-from rundir.printable.masking import register_url
-from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Spec
-from scraper.hardware.sampler import record
-from scraper.perf_metrics import TimingLog
-from scraper.series.log import ScrapeLog
-from scraper.targets.fetch import FetchLimits, open_session
-from scraper.targets.pool import ScrapePool
-from scraper.targets.scrape import clock_of
-from scraper.targets.target import ScrapeConfig
-from scraper.worker.process import main
+from sidelight.rundir.child import commands, say
+from sidelight.rundir.frames import PatientLog, Unwritten
+from sidelight.rundir.printable.masking import register_url
+from sidelight.scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Spec
+from sidelight.scraper.hardware.sampler import record
+from sidelight.scraper.perf_metrics import TimingLog
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.scraper.targets.fetch import FetchLimits, open_session
+from sidelight.scraper.targets.pool import ScrapePool
+from sidelight.scraper.targets.scrape import clock_of
+from sidelight.scraper.targets.target import ScrapeConfig
+from sidelight.scraper.worker.process import main
 
 # The conductor waits 10 s for a settled scraper, and as long for one that ends.
 SETTLE_WITHIN_S = 8.0

@@ -7,11 +7,11 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rundir.access import UnusableFile
-from rundir.child import first_cause, open_input, read_spec, say
-from rundir.process import limit_errors, raise_limit
-from scraper.commands import LogSpec
-from scraper.spans.spec import CannotListen
+from sidelight.rundir.access import UnusableFile
+from sidelight.rundir.child import first_cause, open_input, read_spec, say
+from sidelight.rundir.process import limit_errors, raise_limit
+from sidelight.scraper.commands import LogSpec
+from sidelight.scraper.spans.spec import CannotListen
 
 Spec = TypeVar("Spec", bound=LogSpec)
 Check = Callable[[bytes], Spec]

@@ -1,4 +1,4 @@
-"""The process that receives spans: `python -m scraper.worker.spans`, obeying JSON lines on its standard input.
+"""The process that receives spans: `python -m sidelight.scraper.worker.spans`, obeying JSON lines on standard input.
 
 The first line is a `SpanSpec`. It says `listening`, with the ports, and `ready`. Of the commands that follow
 (`scraper.commands`), `settle` waits for the spans of requests and is answered by `settled`, with what was received in
@@ -15,13 +15,13 @@ from contextlib import closing, suppress
 import msgspec
 import uvloop
 
-from rundir.child import commands, say
-from rundir.process import limit_growth
-from scraper.commands import Exit, SettleSpans, SpanCommand, SpanSpec
-from scraper.spans.log import SpanLog
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import SETTLE_S, forward_parts, host_and_port
-from scraper.worker.process import main
+from sidelight.rundir.child import commands, say
+from sidelight.rundir.process import limit_growth
+from sidelight.scraper.commands import Exit, SettleSpans, SpanCommand, SpanSpec
+from sidelight.scraper.spans.log import SpanLog
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import SETTLE_S, forward_parts, host_and_port
+from sidelight.scraper.worker.process import main
 
 _decode_command = msgspec.json.Decoder(SpanCommand).decode
 

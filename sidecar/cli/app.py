@@ -13,19 +13,19 @@ import cyclopts
 from cyclopts import App, Group
 from cyclopts.config import Dict
 
-from recorded.errors import ConfigurationError, Interrupted, SidelightError
-from rundir.printable.errors import with_code
-from rundir.printable.masking import register_environment
-from sidecar.cli import draft, inspecting, measuring
-from sidecar.cli.arguments import translate
-from sidecar.cli.help import FLAGS, choose_help
-from sidecar.cli.messages import explained, log_to_stderr, of_systems, print_error, unexpected
-from sidecar.cli.peers import RENAMED
-from sidecar.options.config import load_yaml
-from sidecar.options.load import RunOptions
-from sidecar.options.watch import ScrapeOptions, WatchOptions
-from sidecar.progress.reporter import discard
-from sidecar.version import VERSION
+from sidelight.recorded.errors import ConfigurationError, Interrupted, SidelightError
+from sidelight.rundir.printable.errors import with_code
+from sidelight.rundir.printable.masking import register_environment
+from sidelight.sidecar.cli import draft, inspecting, measuring
+from sidelight.sidecar.cli.arguments import translate
+from sidelight.sidecar.cli.help import FLAGS, choose_help
+from sidelight.sidecar.cli.messages import explained, log_to_stderr, of_systems, print_error, unexpected
+from sidelight.sidecar.cli.peers import RENAMED
+from sidelight.sidecar.options.config import load_yaml
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
+from sidelight.sidecar.progress.reporter import discard
+from sidelight.sidecar.version import VERSION
 
 HELP = """Load-test an LLM engine, scrape its metrics, and report for each request where its time to first token went.
 

@@ -12,15 +12,15 @@ from itertools import chain
 
 from cyclopts import Parameter
 
-from recorded.errors import ConfigurationError
-from sidecar.cli import draft
-from sidecar.cli.help import ALL, FLAGS
-from sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
-from sidecar.cli.messages import are_numbers, hint_of, unused
-from sidecar.cli.peers import HINTS, RENAMED
-from sidecar.options.fields import HOST_PORT, SYSTEMS, declarations, flag_of
-from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.watch import ScrapeOptions, WatchOptions
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.sidecar.cli import draft
+from sidelight.sidecar.cli.help import ALL, FLAGS
+from sidelight.sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
+from sidelight.sidecar.cli.messages import are_numbers, hint_of, unused
+from sidelight.sidecar.cli.peers import HINTS, RENAMED
+from sidelight.sidecar.options.fields import HOST_PORT, SYSTEMS, declarations, flag_of
+from sidelight.sidecar.options.load import DoctorOptions, RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
 
 # Commands with their options (None: the draft's) and the option that a URL which stands alone is.
 _COMMANDS: dict[str, tuple[type | None, str]] = {

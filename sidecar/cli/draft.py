@@ -19,9 +19,11 @@ class DraftCommand(NamedTuple):
 
 
 COMMANDS = (
-    DraftCommand("test", "methodology.commands:run_test", "NAME URL", "StudyOptions", "--url"),
-    DraftCommand("compare", "methodology.commands:run_comparison", "A B [C ...]", "CompareOptions", "--variant"),
-    DraftCommand("sweep", "methodology.commands:run_sweep", "URL", "SweepOptions", "--url"),
+    DraftCommand("test", "sidelight.methodology.commands:run_test", "NAME URL", "StudyOptions", "--url"),
+    DraftCommand(
+        "compare", "sidelight.methodology.commands:run_comparison", "A B [C ...]", "CompareOptions", "--variant"
+    ),
+    DraftCommand("sweep", "sidelight.methodology.commands:run_sweep", "URL", "SweepOptions", "--url"),
 )
 LOADING = ("run", *(command.name for command in COMMANDS))  # commands that send a load
 OPTIONS = {command.name: command.options for command in COMMANDS}
@@ -30,7 +32,7 @@ STUDY = "study.json"  # the file of a study's directory
 
 def options_of(command: str) -> type:
     """Return the class of a command's options."""
-    options: type = getattr(import_module("methodology.options"), OPTIONS[command])
+    options: type = getattr(import_module("sidelight.methodology.options"), OPTIONS[command])
     return options
 
 
@@ -42,11 +44,11 @@ def describe(app: App) -> None:
 
 def report_study(path: Any, *, as_json: bool, outside: bool) -> int:
     """Derive a study again and print its report; see `methodology.commands.report_again`."""
-    code: int = import_module("methodology.commands").report_again(path, as_json=as_json, outside=outside)
+    code: int = import_module("sidelight.methodology.commands").report_again(path, as_json=as_json, outside=outside)
     return code
 
 
 def result_schema() -> dict[str, Any]:
     """Return the JSON Schema of a study's `result.json`."""
-    schema: dict[str, Any] = import_module("methodology.study.result").schema()
+    schema: dict[str, Any] = import_module("sidelight.methodology.study.result").schema()
     return schema

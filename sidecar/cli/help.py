@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from cyclopts.help import DefaultFormatter, InlineText
 
-from sidecar.cli.draft import LOADING
+from sidelight.sidecar.cli.draft import LOADING
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel

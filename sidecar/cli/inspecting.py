@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from recorded.errors import CannotWrite, ConfigurationError, unsaved
-from sidecar import bounded
-from sidecar.cli import draft
-from sidecar.options.fields import (
+from sidelight.recorded.errors import CannotWrite, ConfigurationError, unsaved
+from sidelight.sidecar import bounded
+from sidelight.sidecar.cli import draft
+from sidelight.sidecar.options.fields import (
     OUTPUT,
     Formats,
     Outside,
@@ -26,18 +26,18 @@ from sidecar.options.fields import (
     flag,
     option,
 )
-from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.spans import ExportOptions, OtlpCa, OtlpHeader, SpanOptions, check_exports, check_spans
-from sidecar.options.watch import ScrapeOptions, WatchOptions
-from sidecar.progress.reporter import Progress
+from sidelight.sidecar.options.load import DoctorOptions, RunOptions
+from sidelight.sidecar.options.spans import ExportOptions, OtlpCa, OtlpHeader, SpanOptions, check_exports, check_spans
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
+from sidelight.sidecar.progress.reporter import Progress
 
 if TYPE_CHECKING:
-    from exporter.evaluation.evaluate import Evaluated
+    from sidelight.exporter.evaluation.evaluate import Evaluated
 
 
 def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
     """Serve the simulated engine alone, for experiments. See `sidelight simulate --help`."""
-    from simulator.__main__ import main as serve  # noqa: PLC0415  as above
+    from sidelight.simulator.__main__ import main as serve  # noqa: PLC0415  as above
 
     return serve(arguments, prog="sidelight simulate")
 
@@ -83,7 +83,7 @@ def report(  # noqa: PLR0913  an argument is an option
     sidelight report shard-0 shard-1 shard-2 --as-one
     """
     del verbose, untrusted  # which are read before
-    from sidecar.report import derive  # noqa: PLC0415  as above
+    from sidelight.sidecar.report import derive  # noqa: PLC0415  as above
 
     check_formats(formats)
     check_trace_url(trace_url)
@@ -116,17 +116,17 @@ def report(  # noqa: PLR0913  an argument is an option
 def _send(derived: Evaluated, exports: ExportOptions, spans: SpanOptions) -> None:
     """Send a run's results where they were asked to go."""
     if exports != ExportOptions():
-        from sidecar.report import span_export  # noqa: PLC0415  as above
+        from sidelight.sidecar.report import span_export  # noqa: PLC0415  as above
 
         span_export.send_results(derived, exports, spans, Progress("lines"))
 
 
 def _show(derived: Evaluated, *, base: Path | None, as_json: bool) -> None:
     """Write a run's report beside its base, if there is one, and print it."""
-    from sidecar.report import derive, printing  # noqa: PLC0415  as above
+    from sidelight.sidecar.report import derive, printing  # noqa: PLC0415  as above
 
     if base is not None and derived.unwritten is None:
-        from sidecar.report import comparison  # noqa: PLC0415  as above
+        from sidelight.sidecar.report import comparison  # noqa: PLC0415  as above
 
         comparison.write_change(derived, base)
     if as_json:
@@ -136,7 +136,7 @@ def _show(derived: Evaluated, *, base: Path | None, as_json: bool) -> None:
 
 
 def _compare_runs(paths: Sequence[Path], output: Path | None, *, is_plain: bool) -> int:
-    from sidecar.report import comparison  # noqa: PLC0415  as above
+    from sidelight.sidecar.report import comparison  # noqa: PLC0415  as above
 
     if not is_plain:
         raise ConfigurationError(
@@ -155,8 +155,8 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as a
 
     sidelight doctor --gateway http://127.0.0.1:4000 --otlp-listen 127.0.0.1:4317 --url http://127.0.0.1:8000
     """
-    from sidecar.doctor import examination  # noqa: PLC0415  as above
-    from sidecar.options.checks import check_doctor  # noqa: PLC0415  as above
+    from sidelight.sidecar.doctor import examination  # noqa: PLC0415  as above
+    from sidelight.sidecar.options.checks import check_doctor  # noqa: PLC0415  as above
 
     return asyncio.run(examination.examine(check_doctor(options)))
 
@@ -169,7 +169,7 @@ def schema(
     /,
 ) -> int:
     """Print a JSON Schema: of a configuration file, of summary.json, result.json, or server_metrics_export.json."""
-    from sidecar.options import schema as schemas  # noqa: PLC0415  as above
+    from sidelight.sidecar.options import schema as schemas  # noqa: PLC0415  as above
 
     schema_of: dict[str, Callable[[], dict[str, Any]]] = {
         "config": lambda: schemas.configuration(RunOptions),

@@ -16,20 +16,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from recorded.errors import Interrupted, LoadIncomplete, SidelightError, TargetNotMeasured
-from sidecar.cli.arguments import translate
-from sidecar.options.access import ListenOpen
-from sidecar.options.config import command_as_recorded
-from sidecar.options.fields import DEFAULT_FORMATS, Formats, JsonProgress, Listen, Out, Quiet, Verbose, read_seconds
-from sidecar.options.load import RunOptions
-from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
-from sidecar.progress.reporter import Progress, Terminal, discard, is_terminal, mode_for
+from sidelight.recorded.errors import Interrupted, LoadIncomplete, SidelightError, TargetNotMeasured
+from sidelight.sidecar.cli.arguments import translate
+from sidelight.sidecar.options.access import ListenOpen
+from sidelight.sidecar.options.config import command_as_recorded
+from sidelight.sidecar.options.fields import (
+    DEFAULT_FORMATS,
+    Formats,
+    JsonProgress,
+    Listen,
+    Out,
+    Quiet,
+    Verbose,
+    read_seconds,
+)
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
+from sidelight.sidecar.progress.reporter import Progress, Terminal, discard, is_terminal, mode_for
 
 if TYPE_CHECKING:
-    from correlator.breakdown import Parts
-    from exporter.evaluation.evaluate import Evaluated
-    from exporter.summary.result import Summary
-    from recorded.run import Run
+    from sidelight.correlator.breakdown import Parts
+    from sidelight.exporter.evaluation.evaluate import Evaluated
+    from sidelight.exporter.summary.result import Summary
+    from sidelight.recorded.run import Run
 
     # What is made of a run that has ended, and the parts of its requests.
     Finish = Callable[[Run], tuple[Evaluated, Parts, Summary]]
@@ -73,13 +82,13 @@ def demo(  # noqa: PLR0913  an argument is an option
 
 async def _demonstrate(options: RunOptions, engine: str, progress: Progress, finish: Finish) -> Evaluated:
     """Run a session against a simulated engine in its own process. The engine sends its spans to the session."""
-    from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
-    from sidecar.run import session  # noqa: PLC0415  as above
-    from sidecar.run.processes.child import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
+    from sidelight.sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
+    from sidelight.sidecar.run import session  # noqa: PLC0415  as above
+    from sidelight.sidecar.run.processes.child import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
 
     options = replace(options, otlp_listen=free_pair())
     check_run(replace(options, url=("http://127.0.0.1",)))  # report what is wrong with it before an engine is started
-    arguments = ["simulator", "--engine", engine, "--seed", str(options.seed), "--exit-on-eof"]
+    arguments = ["sidelight.simulator", "--engine", engine, "--seed", str(options.seed), "--exit-on-eof"]
     arguments += ["--otlp-endpoint", f"http://{options.otlp_listen}"]
     with TemporaryDirectory(prefix="sidelight-") as scratch:
         async with Child("simulated engine", arguments, stderr=Path(scratch) / "simulator.stderr") as simulated:
@@ -118,8 +127,8 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     Options of AIPerf, GuideLLM and vllm bench serve that mean the same are understood;
     for others, an error says what to write.
     """
-    from sidecar.options.checks import check_run  # noqa: PLC0415  as above
-    from sidecar.run import session  # noqa: PLC0415  as above
+    from sidelight.sidecar.options.checks import check_run  # noqa: PLC0415  as above
+    from sidelight.sidecar.run import session  # noqa: PLC0415  as above
 
     checked = check_run(options)
     return _measured(
@@ -133,7 +142,7 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
 
     sidelight scrape http://127.0.0.1:8000 --duration 5m
     """
-    from sidecar.run import scrape as scraping  # noqa: PLC0415  as above
+    from sidelight.sidecar.run import scrape as scraping  # noqa: PLC0415  as above
 
     checked = check_scrape(options)
     return _measured(
@@ -148,7 +157,7 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
     SIGTERM or Ctrl-C ends it once pending requests are counted, and writes a report of what the logs still hold; SIGHUP
     reloads --config. See docs/how-to/watch-in-production.md.
     """
-    from sidecar.watch import service as resident  # noqa: PLC0415  as above
+    from sidelight.sidecar.watch import service as resident  # noqa: PLC0415  as above
 
     checked = check_watch(options)
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
@@ -156,7 +165,7 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
         try:
             outcome, path = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
         except SidelightError as error:
-            from sidecar.report import printing  # noqa: PLC0415  as above
+            from sidelight.sidecar.report import printing  # noqa: PLC0415  as above
 
             printing.report_up_to(error, span_bytes=resident.SPAN_BYTES_AT_END)
             raise
@@ -165,7 +174,7 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
         except OSError:  # its terminal has gone: the report is written all the same
             discard(sys.stdout)
         progress.stage(f"deriving the report; a second signal skips it, `sidelight report {path}` derives it later")
-        from sidecar.report import derive, printing  # noqa: PLC0415  as above
+        from sidelight.sidecar.report import derive, printing  # noqa: PLC0415  as above
 
         derived = derive.derive(path, span_bytes=resident.SPAN_BYTES_AT_END)
         progress.done(str(path), derived.summary.status)
@@ -184,7 +193,7 @@ def _measured(
     with Progress(mode) as progress:
 
         def finish(measured: Run) -> tuple[Evaluated, Parts, Summary]:
-            from sidecar.report import derive, printing  # noqa: PLC0415  what it imports would make the first request wait
+            from sidelight.sidecar.report import derive, printing  # noqa: PLC0415  what it imports would make the first request wait
 
             derived = derive.derive_run(measured)
             progress.done(str(measured.path), derived.summary.status)
@@ -194,15 +203,15 @@ def _measured(
         try:
             derived = asyncio.run(measure(progress, finish))
         except SidelightError as error:
-            from sidecar.report import printing  # noqa: PLC0415  as above
+            from sidelight.sidecar.report import printing  # noqa: PLC0415  as above
 
             printing.report_up_to(error)
             raise
-    from sidecar.report import derive  # noqa: PLC0415  as above
+    from sidelight.sidecar.report import derive  # noqa: PLC0415  as above
 
     summary, path = derived.summary, derived.run.path
     if isinstance(options, RunOptions) and (options.otlp_export or options.prometheus_write):
-        from sidecar.report import span_export  # noqa: PLC0415  as above
+        from sidelight.sidecar.report import span_export  # noqa: PLC0415  as above
 
         span_export.send_results(derived, options, options, progress)
     derive.require_sound(derived)

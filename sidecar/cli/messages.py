@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 
 import cyclopts
 
-from rundir.printable.text import printable, printable_lines
-from sidecar.cli.draft import LOADING
-from sidecar.cli.peers import COMMANDS
-from sidecar.options.config import REMOVED
-from sidecar.options.fields import Masked, declarations, flag_of
-from sidecar.options.load import RunOptions
-from sidecar.progress.reporter import discard
+from sidelight.rundir.printable.text import printable, printable_lines
+from sidelight.sidecar.cli.draft import LOADING
+from sidelight.sidecar.cli.peers import COMMANDS
+from sidelight.sidecar.options.config import REMOVED
+from sidelight.sidecar.options.fields import Masked, declarations, flag_of
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.progress.reporter import discard
 
 SHORT = 16  # characters: keys and tokens are longer
 _MUST_BE = {

@@ -4,8 +4,8 @@ for each of the others there is a hint at its replacement.
 
 from __future__ import annotations
 
-from loadgen.protocols.table import PROTOCOLS
-from sidecar.formats import FORMATS
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.sidecar.formats import FORMATS
 
 COMMANDS = ("bench", "benchmark", "profile", "serve")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rundir.columns import Ints
-from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WARN, Line
+from sidelight.rundir.columns import Ints
+from sidelight.sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WARN, Line
 
 LEAST_PIECES = 8  # fewer do not tell
 LEAST_TOGETHER = 3  # in one packet: two may be one that was late

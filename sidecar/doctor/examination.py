@@ -9,19 +9,19 @@ from functools import partial
 
 from rich.console import Console
 
-from recorded.errors import SidelightError, TargetUnreachable
-from rundir.printable.errors import with_code
-from scraper.targets.fetch import FetchLimits
-from scraper.targets.scrape import clock_of
-from sidecar.doctor.delivery import plain_lines
-from sidecar.doctor.lines import FAIL, HINT, OK, SKIP, WARN, print_line
-from sidecar.doctor.page import Servers, examine_metrics, examine_timings
-from sidecar.options.load import DoctorOptions
-from sidecar.options.spans import SpanOptions, require_ports
-from sidecar.progress.reporter import Terminal
-from sidecar.run.preparation.pages import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.preparation.preflight import FEW_TOKENS, ask, is_streamed, preflight, refusal, without_fields
-from sidecar.run.preparation.target import (
+from sidelight.recorded.errors import SidelightError, TargetUnreachable
+from sidelight.rundir.printable.errors import with_code
+from sidelight.scraper.targets.fetch import FetchLimits
+from sidelight.scraper.targets.scrape import clock_of
+from sidelight.sidecar.doctor.delivery import plain_lines
+from sidelight.sidecar.doctor.lines import FAIL, HINT, OK, SKIP, WARN, print_line
+from sidelight.sidecar.doctor.page import Servers, examine_metrics, examine_timings
+from sidelight.sidecar.options.load import DoctorOptions
+from sidelight.sidecar.options.spans import SpanOptions, require_ports
+from sidelight.sidecar.progress.reporter import Terminal
+from sidelight.sidecar.run.preparation.pages import contact_of, pages_access, pages_of, with_pages
+from sidelight.sidecar.run.preparation.preflight import FEW_TOKENS, ask, is_streamed, preflight, refusal, without_fields
+from sidelight.sidecar.run.preparation.target import (
     MOST_NAMED,
     Contact,
     TargetInfo,
@@ -59,7 +59,7 @@ async def examine(options: DoctorOptions) -> int:
     if options.otlp_listen is None:
         engines = await _examine_engines(console, options, at_pages, contact)
         return 0 if engines.usable else NOT_USABLE
-    from sidecar.doctor.passage import examine_passages, receiving  # noqa: PLC0415  they import grpcio
+    from sidelight.sidecar.doctor.passage import examine_passages, receiving  # noqa: PLC0415  they import grpcio
 
     require_ports(SpanOptions(otlp_listen=options.otlp_listen))
     # Before any request: an exporter that finds no receiver waits longer and longer until it tries again.

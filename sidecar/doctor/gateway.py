@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from correlator.breakdown import Parts
-from correlator.gateways import GatewayPart
-from correlator.parts import NETWORK, TTFT_PARTS
-from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
-from recorded.gateway_spans import FirstBy, GatewaySpan
-from sidecar.doctor.lines import HINT, OK, SKIP, WARN, Line
-from sidecar.doctor.reach import Surroundings, named
-from sidecar.doctor.trail import Trail
-from sidecar.run.preparation.target import MOST_NAMED
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.gateways import GatewayPart
+from sidelight.correlator.parts import NETWORK, TTFT_PARTS
+from sidelight.recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
+from sidelight.recorded.gateway_spans import FirstBy, GatewaySpan
+from sidelight.sidecar.doctor.lines import HINT, OK, SKIP, WARN, Line
+from sidelight.sidecar.doctor.reach import Surroundings, named
+from sidelight.sidecar.doctor.trail import Trail
+from sidelight.sidecar.run.preparation.target import MOST_NAMED
 
 HOW: dict[FirstBy, str] = {
     "attribute": "an attribute of its span says",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from rundir.printable.text import printable
+from sidelight.rundir.printable.text import printable
 
 # fail: no run is possible; warn: one is, with less in its report; skip: not tried. A hint says how to get what is not
 # there.

@@ -13,22 +13,22 @@ import numpy.typing as npt
 from aiohttp import ClientSession
 from rich.console import Console
 
-from rundir.access import Access, masked
-from rundir.clock import AnchoredClock, anchor
-from rundir.printable.text import first_of
-from rundir.stats import Missing
-from scraper.engines import recognition as engines
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.catalogue import Catalogue
-from scraper.engines.recognition import RecognisedEngine
-from scraper.exposition import MalformedPage, Page, PageReader
-from scraper.gateways import catalogue as gateways
-from scraper.gateways.catalogue import Recognised
-from scraper.perf_metrics import SteadyClock, record_of, timings
-from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
-from scraper.targets.scrape import Scrape, clock_of
-from sidecar.doctor.lines import HINT, OK, WARN, Line, print_line
-from sidecar.run.preparation.pages import cure_of_page
+from sidelight.rundir.access import Access, masked
+from sidelight.rundir.clock import AnchoredClock, anchor
+from sidelight.rundir.printable.text import first_of
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.catalogue import Catalogue
+from sidelight.scraper.engines.recognition import RecognisedEngine
+from sidelight.scraper.exposition import MalformedPage, Page, PageReader
+from sidelight.scraper.gateways import catalogue as gateways
+from sidelight.scraper.gateways.catalogue import Recognised
+from sidelight.scraper.perf_metrics import SteadyClock, record_of, timings
+from sidelight.scraper.targets.fetch import FetchLimits, discover, open_session, scrape
+from sidelight.scraper.targets.scrape import Scrape, clock_of
+from sidelight.sidecar.doctor.lines import HINT, OK, WARN, Line, print_line
+from sidelight.sidecar.run.preparation.pages import cure_of_page
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5

@@ -12,23 +12,30 @@ from functools import partial
 
 from rich.console import Console
 
-from loadgen.records import trace_id
-from recorded.errors import SidelightError
-from rundir.clock import anchor
-from scraper.gateways.catalogue import GatewayEntry, detect_reply
-from scraper.gateways.catalogue import gateway as gateway_of
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
-from sidecar.doctor.delivery import CURE, delivery_lines
-from sidecar.doctor.gateway import gateway_lines
-from sidecar.doctor.lines import FAIL, HINT, OK, WARN, Line, print_line
-from sidecar.doctor.page import Servers
-from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
-from sidecar.doctor.trail import ProbeSpans, Trail, follow
-from sidecar.options.spans import listen_addresses
-from sidecar.progress.reporter import Progress
-from sidecar.run.preparation.preflight import MOST_ATTEMPTS, PREFLIGHT, ProbeReply, ask, refusal, require_answer
-from sidecar.run.preparation.target import MOST_NAMED, Contact, TargetInfo, unlisted_note
+from sidelight.loadgen.records import trace_id
+from sidelight.recorded.errors import SidelightError
+from sidelight.rundir.clock import anchor
+from sidelight.scraper.gateways.catalogue import GatewayEntry, detect_reply
+from sidelight.scraper.gateways.catalogue import gateway as gateway_of
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import ReceiverSpec
+from sidelight.sidecar.doctor.delivery import CURE, delivery_lines
+from sidelight.sidecar.doctor.gateway import gateway_lines
+from sidelight.sidecar.doctor.lines import FAIL, HINT, OK, WARN, Line, print_line
+from sidelight.sidecar.doctor.page import Servers
+from sidelight.sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
+from sidelight.sidecar.doctor.trail import ProbeSpans, Trail, follow
+from sidelight.sidecar.options.spans import listen_addresses
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run.preparation.preflight import (
+    MOST_ATTEMPTS,
+    PREFLIGHT,
+    ProbeReply,
+    ask,
+    refusal,
+    require_answer,
+)
+from sidelight.sidecar.run.preparation.target import MOST_NAMED, Contact, TargetInfo, unlisted_note
 
 FEW_TRACES = 100  # that are looked through at each export
 TOKENS = 64  # enough pieces to see whether some are held back

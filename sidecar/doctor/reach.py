@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scraper.engines import recognition as engines
-from scraper.gateways.catalogue import GatewayEntry
-from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
-from sidecar.doctor.trail import Trail
-from sidecar.run.preparation.preflight import ProbeReply
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.gateways.catalogue import GatewayEntry
+from sidelight.sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
+from sidelight.sidecar.doctor.trail import Trail
+from sidelight.sidecar.run.preparation.preflight import ProbeReply
 
 Missing = Literal["trace", "spans", "first_output", "delivery"]
 

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import nothing
-from correlator.exact.join import join
-from correlator.exact.spans import by_request_id
-from loadgen.requests.table.log import RequestLog, unknown_requests
-from recorded.gateway_spans import GatewaySpan, GatewaySpans, nested
-from rundir.clock import AnchoredClock
-from scraper.spans.received import ReceivedSpan, received_spans
-from scraper.spans.requests import EngineSpans, request_spans
-from sidecar.run.preparation.preflight import ProbeReply
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.spans import by_request_id
+from sidelight.loadgen.requests.table.log import RequestLog, unknown_requests
+from sidelight.recorded.gateway_spans import GatewaySpan, GatewaySpans, nested
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.scraper.spans.received import ReceivedSpan, received_spans
+from sidelight.scraper.spans.requests import EngineSpans, request_spans
+from sidelight.sidecar.run.preparation.preflight import ProbeReply
 
 By = Literal["trace", "request id", "time", ""]
 _CLOCKS_NS = 1_000_000_000  # by which the engine's clock may be off, and its span still be known by its time

@@ -12,25 +12,25 @@ from itertools import chain
 
 import numpy as np
 
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import Attribution, nothing
-from correlator.exact.join import join
-from correlator.exact.spans import bearing_id, same_id
-from correlator.exact.table import unjoined
-from correlator.live.estimate import WINDOW_S, EstimateWindow
-from correlator.live.traces import own_copy
-from correlator.requests import RequestColumns, Requests, of_log
-from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.snapshot import PartCounts
-from exporter.report.verdict import largest_part
-from loadgen.requests.table.log import RequestLog
-from recorded.gateway_spans import GatewaySpans, nested
-from rundir.columns import Ints, concat, take
-from scraper.series.log import FailureRecord, ScrapeRow
-from scraper.spans.received import ReceivedSpan
-from scraper.spans.requests import request_spans
-from scraper.spans.spec import SETTLE_S
-from sidecar.live.lately import Lately
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.table import Attribution, nothing
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.spans import bearing_id, same_id
+from sidelight.correlator.exact.table import unjoined
+from sidelight.correlator.live.estimate import WINDOW_S, EstimateWindow
+from sidelight.correlator.live.traces import own_copy
+from sidelight.correlator.requests import RequestColumns, Requests, of_log
+from sidelight.exporter.prometheus.counts import counted, nothing_counted
+from sidelight.exporter.prometheus.snapshot import PartCounts
+from sidelight.exporter.report.verdict import largest_part
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.gateway_spans import GatewaySpans, nested
+from sidelight.rundir.columns import Ints, concat, take
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.scraper.spans.received import ReceivedSpan
+from sidelight.scraper.spans.requests import request_spans
+from sidelight.scraper.spans.spec import SETTLE_S
+from sidelight.sidecar.live.lately import Lately
 
 LATEST, LATEST_S = 1000, 60.0  # requests: what is said of them costs some milliseconds each time
 

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporter.prometheus.snapshot import Cumulative, EngineCounts, GatewayCounts, add
-from rundir.clock import iso_ms
-from rundir.columns import Floats, Indices
-from rundir.stats import Missing, finite
-from scraper.engines import recognition as engines
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.catalogue import EngineLimits
-from scraper.engines.catalogue import catalogue as engine_catalogue
-from scraper.engines.recognition import RecognisedEngine
-from scraper.exposition import Series
-from scraper.gateways import catalogue as gateways
-from scraper.gateways.catalogue import Recognised
-from scraper.series.log import FailureRecord, ScrapeRow
-from scraper.series.table import SeriesTable, union_columns
-from scraper.window.aggregate import gauge_values
-from sidecar.live.lately import Peaks
-from sidecar.progress.panel import BAR
+from sidelight.exporter.prometheus.snapshot import Cumulative, EngineCounts, GatewayCounts, add
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.columns import Floats, Indices
+from sidelight.rundir.stats import Missing, finite
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.catalogue import EngineLimits
+from sidelight.scraper.engines.catalogue import catalogue as engine_catalogue
+from sidelight.scraper.engines.recognition import RecognisedEngine
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.gateways import catalogue as gateways
+from sidelight.scraper.gateways.catalogue import Recognised
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.scraper.series.table import SeriesTable, union_columns
+from sidelight.scraper.window.aggregate import gauge_values
+from sidelight.sidecar.live.lately import Peaks
+from sidelight.sidecar.progress.panel import BAR
 
 if TYPE_CHECKING:
-    from sidecar.live.quantiles import QuantileView
+    from sidelight.sidecar.live.quantiles import QuantileView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +168,8 @@ class Engines:
 
     def estimate_quantiles(self, start_ns: int, end_ns: int) -> None:
         """Estimate the quantiles of a window up to now, if that is due."""
-        from scraper.window.window import Window  # noqa: PLC0415  a run's first request would wait for these imports
-        from sidecar.live.quantiles import QuantileView  # noqa: PLC0415
+        from sidelight.scraper.window.window import Window  # noqa: PLC0415  a run's first request would wait for these imports
+        from sidelight.sidecar.live.quantiles import QuantileView  # noqa: PLC0415
 
         self._quantiles = self._quantiles or QuantileView()
         self._quantiles.refresh(self._tables, Window(start_ns=start_ns, end_ns=end_ns))
@@ -186,7 +186,7 @@ class Engines:
 
     def observed(self) -> dict[str, Any]:
         """Return the last minute's evidence on waiting: gauges while requests waited, limits, and preemptions."""
-        from correlator.statistics.queueing import while_waiting_of  # noqa: PLC0415  as `estimate_quantiles` says
+        from sidelight.correlator.statistics.queueing import while_waiting_of  # noqa: PLC0415  as `estimate_quantiles` says
 
         columns, preempted = defaultdict[str, list[list[float]]](list), dict[str, list[float]]()
         for _, url, gauges, count in self._samples:

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from correlator.breakdown import Parts
-from correlator.parts import TTFT_PARTS
-from exporter.html.data import PageInputs
-from exporter.html.live import event
-from exporter.html.page import as_html, as_parts
-from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.page import LivePage
-from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
-from exporter.prometheus.table import ENGINE_GAUGES
-from exporter.report.verdict import largest_part, verdict_of
-from exporter.summary.result import Summary
-from loadgen.requests.table.log import RequestLog
-from recorded.run import Run
-from rundir.columns import take
-from scraper.window.window import Window
-from sidecar.live.quantiles import estimated
-from sidecar.live.tally import Tally, reported_rates
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.html.data import PageInputs
+from sidelight.exporter.html.live import event
+from sidelight.exporter.html.page import as_html, as_parts
+from sidelight.exporter.prometheus.counts import counted, nothing_counted
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
+from sidelight.exporter.prometheus.table import ENGINE_GAUGES
+from sidelight.exporter.report.verdict import largest_part, verdict_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import take
+from sidelight.scraper.window.window import Window
+from sidelight.sidecar.live.quantiles import estimated
+from sidelight.sidecar.live.tally import Tally, reported_rates
 
 if TYPE_CHECKING:
-    from exporter.evaluation.evaluate import Evaluated
+    from sidelight.exporter.evaluation.evaluate import Evaluated
 
 INTERVALS = 3  # of the scraper, within which its next scrape should come
 UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once

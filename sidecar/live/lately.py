@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from correlator.live.reasons import NO_CLIENT
-from rundir.clock import iso_ms
-from rundir.columns import concat
-from rundir.stats import Missing
-from sidecar.live.tally import FAILING
+from sidelight.correlator.live.reasons import NO_CLIENT
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.columns import concat
+from sidelight.rundir.stats import Missing
+from sidelight.sidecar.live.tally import FAILING
 
 if TYPE_CHECKING:
-    from correlator.breakdown import Parts
-    from correlator.estimate.table import Attribution
-    from correlator.live.breakdown import EndedRequests
-    from exporter.summary.breakdown import Group
-    from exporter.summary.slowest import SlowRequest
-    from exporter.summary.verdict import RunVerdict
+    from sidelight.correlator.breakdown import Parts
+    from sidelight.correlator.estimate.table import Attribution
+    from sidelight.correlator.live.breakdown import EndedRequests
+    from sidelight.exporter.summary.breakdown import Group
+    from sidelight.exporter.summary.slowest import SlowRequest
+    from sidelight.exporter.summary.verdict import RunVerdict
 
 RATE_S, LEAST_S = 10.0, 1.0
 WINDOW_S = 300.0  # of a watch
@@ -148,7 +148,7 @@ class Lately:
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
         """Add requests that are counted now, with their slowest and the reasons for missing breakdowns."""
-        from exporter.summary.slowest import slowest  # noqa: PLC0415  as the class says
+        from sidelight.exporter.summary.slowest import slowest  # noqa: PLC0415  as the class says
 
         batch = _Batch(
             at_ns=now_ns,
@@ -184,7 +184,7 @@ class Lately:
         It is empty where it is uncertain, and while requests only fail.
         """
         if now_ns >= self._largest_due_ns:
-            from exporter.report.verdict import largest_part  # noqa: PLC0415  as the class says
+            from sidelight.exporter.report.verdict import largest_part  # noqa: PLC0415  as the class says
 
             described = self.group()
             self._largest = largest_part(described.breakdown) if described else {}
@@ -197,7 +197,7 @@ class Lately:
 
     def recent(self, now_ns: int) -> RecentRequests:
         """Return the statistics of the window that ends now."""
-        from correlator.live.breakdown import EngineMeans  # noqa: PLC0415  as the class says
+        from sidelight.correlator.live.breakdown import EngineMeans  # noqa: PLC0415  as the class says
 
         self.forget(now_ns)
         begun_ns = now_ns if self._begun_ns is None else self._begun_ns
@@ -234,8 +234,8 @@ class Lately:
 
     def verdict(self, observed: Mapping[str, Any], **current: Any) -> RunVerdict:
         """Return the verdict on the requests of the window; `current` are the fields of Current."""
-        from exporter.report.advice import Observations, advice_on_queue, mean_shares  # noqa: PLC0415  as the class says
-        from exporter.report.verdict import Current, current_verdict  # noqa: PLC0415
+        from sidelight.exporter.report.advice import Observations, advice_on_queue, mean_shares  # noqa: PLC0415  as the class says
+        from sidelight.exporter.report.verdict import Current, current_verdict  # noqa: PLC0415
 
         group = self.group()
         seen = None
@@ -247,7 +247,7 @@ class Lately:
     def group(self) -> Group | None:
         """Return the statistics of all requests together, as in a report; None without any."""
         if self._group is None and self._batches:
-            from exporter.summary.breakdown import Explained, group  # noqa: PLC0415  as the class says
+            from sidelight.exporter.summary.breakdown import Explained, group  # noqa: PLC0415  as the class says
 
             parts = concat([batch.parts for batch in self._batches])
             attribution = concat([batch.attribution for batch in self._batches])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from rundir.clock import AnchoredClock
+from sidelight.rundir.clock import AnchoredClock
 
 if TYPE_CHECKING:
-    from loadgen.records import WorkerStat
-    from loadgen.requests.table.fold import RequestFold
+    from sidelight.loadgen.records import WorkerStat
+    from sidelight.loadgen.requests.table.fold import RequestFold
 
 
 class LoadProgress:

@@ -9,17 +9,17 @@ from time import thread_time
 
 import numpy as np
 
-from exporter.prometheus.snapshot import EngineQuantiles
-from exporter.prometheus.table import ENGINE_HISTOGRAMS
-from rundir.columns import Bools, Indices
-from rundir.stats import Missing
-from scraper.engines.recognition import canonical, detect
-from scraper.quantiles import read
-from scraper.series.table import EndpointSeries, SeriesTable
-from scraper.window.aggregate import EndpointShare, histograms
-from scraper.window.statistics import fits_of
-from scraper.window.window import Window, select_scrapes
-from sidecar.live.tally import QUANTILES
+from sidelight.exporter.prometheus.snapshot import EngineQuantiles
+from sidelight.exporter.prometheus.table import ENGINE_HISTOGRAMS
+from sidelight.rundir.columns import Bools, Indices
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.recognition import canonical, detect
+from sidelight.scraper.quantiles import read
+from sidelight.scraper.series.table import EndpointSeries, SeriesTable
+from sidelight.scraper.window.aggregate import EndpointShare, histograms
+from sidelight.scraper.window.statistics import fits_of
+from sidelight.scraper.window.window import Window, select_scrapes
+from sidelight.sidecar.live.tally import QUANTILES
 
 EVERY_S = 5.0
 MOST_SHARE = 0.006  # of a processor

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from rundir.access import masked
-from rundir.printable.numbers import count_of
-from sidecar.options.spans import RemoteWriteOptions, write_access
-from sidecar.progress.reporter import Progress
+from sidelight.rundir.access import masked
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.sidecar.options.spans import RemoteWriteOptions, write_access
+from sidelight.sidecar.progress.reporter import Progress
 
 if TYPE_CHECKING:
-    from exporter.document import Block
-    from exporter.html.live import LiveColumns
-    from exporter.prometheus.events import EventStream
-    from exporter.prometheus.snapshot import Snapshot
+    from sidelight.exporter.document import Block
+    from sidelight.exporter.html.live import LiveColumns
+    from sidelight.exporter.prometheus.events import EventStream
+    from sidelight.exporter.prometheus.snapshot import Snapshot
 
 FLUSH_S = 2.0
 
@@ -35,7 +35,7 @@ class Browsers:
     def begin(self, start_ns: int, *, is_by_clock: bool = False) -> LiveColumns:
         """Return the columns; they begin at `start_ns` where there are none yet."""
         if self.columns is None:
-            from exporter.html.live import LiveColumns  # noqa: PLC0415  as the class says
+            from sidelight.exporter.html.live import LiveColumns  # noqa: PLC0415  as the class says
 
             self.columns = LiveColumns(self._run_id, start_ns, is_by_clock=is_by_clock, trace_url=self._trace_url)
         return self.columns
@@ -48,7 +48,7 @@ class Browsers:
         """Return the event of new rows and that of the state: the terminal's panel, while a browser is connected."""
         state = b""
         if self.stream.is_watched:
-            from exporter.html.live import state_event  # noqa: PLC0415  as the class says
+            from sidelight.exporter.html.live import state_event  # noqa: PLC0415  as the class says
 
             facts = {} if self.columns is None else self.columns.facts(now_ns)
             state = state_event(self._title, panel_rows(), facts, kept_s=self.stream.kept_s)
@@ -71,7 +71,7 @@ async def sending(
     `flush`, where no report sends the rest, a last snapshot goes at the end, and lost data cause a warning.
     """
 
-    from exporter.prometheus.remote_write import STEP_S, LiveWriter  # noqa: PLC0415  few want it
+    from sidelight.exporter.prometheus.remote_write import STEP_S, LiveWriter  # noqa: PLC0415  few want it
 
     def offer() -> None:
         if (now := snapshot()) is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import asdict
 
-from exporter.prometheus.snapshot import (
+from sidelight.exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     LATENESS_BOUNDS_S,
     TOKEN_BOUNDS_S,
@@ -23,17 +23,17 @@ from exporter.prometheus.snapshot import (
     bucketize,
     traced,
 )
-from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, ttft_ns
-from loadgen.requests.slo.objectives import Slo
-from loadgen.requests.slo.results import SloResult, SloTally
-from loadgen.requests.table.fold import InFlightRequest
-from loadgen.requests.table.log import RequestLog
-from rundir.clock import iso_ms
-from rundir.columns import Floats, Ints, Texts
-from rundir.stats import Missing
+from sidelight.loadgen.requests.metrics import request_metrics, schedule_lateness_ms, ttft_ns
+from sidelight.loadgen.requests.slo.objectives import Slo
+from sidelight.loadgen.requests.slo.results import SloResult, SloTally
+from sidelight.loadgen.requests.table.fold import InFlightRequest
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.columns import Floats, Ints, Texts
+from sidelight.rundir.stats import Missing
 
 if TYPE_CHECKING:
-    from loadgen.requests.summary import ClientSummary
+    from sidelight.loadgen.requests.summary import ClientSummary
 
 STATUSES = ("ok", "failed", "refused", "cancelled")
 QUANTILES = ("0.5", "0.9", "0.95", "0.99")

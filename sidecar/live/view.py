@@ -14,27 +14,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from exporter.prometheus.snapshot import GeneratorCounts, Snapshot
-from loadgen.requests.slo.objectives import Slo
-from loadgen.requests.slo.results import SloResult
-from loadgen.requests.table.fold import InFlightRequest
-from recorded.failures import ErrorCount
-from recorded.logs import News, RunLogs
-from rundir.clock import AnchoredClock
-from rundir.columns import take
-from scraper.series.log import FailureRecord, ScrapeRow
-from sidecar.live.engine import Engines, about_engine
-from sidecar.live.lately import Flow
-from sidecar.live.load import LoadProgress
-from sidecar.live.sending import Browsers
-from sidecar.live.tally import QUANTILES, Tally, rates_so_far
-from sidecar.progress.panel import Standing, View, panel_rows
-from sidecar.version import VERSION
+from sidelight.exporter.prometheus.snapshot import GeneratorCounts, Snapshot
+from sidelight.loadgen.requests.slo.objectives import Slo
+from sidelight.loadgen.requests.slo.results import SloResult
+from sidelight.loadgen.requests.table.fold import InFlightRequest
+from sidelight.recorded.failures import ErrorCount
+from sidelight.recorded.logs import News, RunLogs
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.columns import take
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.sidecar.live.engine import Engines, about_engine
+from sidelight.sidecar.live.lately import Flow
+from sidelight.sidecar.live.load import LoadProgress
+from sidelight.sidecar.live.sending import Browsers
+from sidelight.sidecar.live.tally import QUANTILES, Tally, rates_so_far
+from sidelight.sidecar.progress.panel import Standing, View, panel_rows
+from sidelight.sidecar.version import VERSION
 
 if TYPE_CHECKING:
-    from exporter.prometheus.events import EventStream
-    from exporter.summary.verdict import RunVerdict
-    from sidecar.live.breakdown import LiveParts
+    from sidelight.exporter.prometheus.events import EventStream
+    from sidelight.exporter.summary.verdict import RunVerdict
+    from sidelight.sidecar.live.breakdown import LiveParts
 
 STALE_RATIO = 1.01  # of the quantiles
 TOKENS_S = 5.0  # the output rate is of so long ago
@@ -281,11 +281,11 @@ class LiveRun:
             # Not before the first request has ended, which these imports would have kept waiting; best in the warm-up.
             import scipy.special  # noqa: F401, PLC0415  else the first estimate does it, in the midst of the load
 
-            from sidecar.live.breakdown import LiveParts  # noqa: PLC0415
+            from sidelight.sidecar.live.breakdown import LiveParts  # noqa: PLC0415
 
             self._parts = LiveParts()
             if self._browsers is not None:
-                import exporter.html.live  # noqa: F401, PLC0415  which takes as long
+                import sidelight.exporter.html.live  # noqa: F401, PLC0415  which takes as long
         if self._parts is not None:
             now_ns = self._clock.now_ns()
             measured = take(news.requests, news.requests.phase == "measure")

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 from cyclopts import Group, Parameter
 
-from recorded.errors import ConfigurationError
-from rundir.access import Access, Guard, UnusableFile, basic, is_loopback, server_context, tls_context
-from rundir.printable.masking import register_headers
-from sidecar.options.fields import (
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import Access, Guard, UnusableFile, basic, is_loopback, server_context, tls_context
+from sidelight.rundir.printable.masking import register_headers
+from sidelight.sidecar.options.fields import (
     HEADERS,
     SECRET,
     TLS_FILE,

@@ -12,19 +12,26 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadgen.plan.arrivals import Arrival
-from loadgen.plan.rates import pace_of
-from loadgen.plan.traces import ArrivalTrace, TraceError, read_trace
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.protocols.table import PROTOCOLS, split_endpoint
-from loadgen.requests.slo.objectives import parse_typed_slo
-from recorded.errors import ConfigurationError
-from rundir.access import masked
-from rundir.printable.errors import code_of
-from sidecar.options.access import check_access, require_headers, require_tls
-from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, plain
-from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions, tags_of
-from sidecar.options.spans import SpanOptions, check_exports, check_spans
+from sidelight.loadgen.plan.arrivals import Arrival
+from sidelight.loadgen.plan.rates import pace_of
+from sidelight.loadgen.plan.traces import ArrivalTrace, TraceError, read_trace
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.protocols.table import PROTOCOLS, split_endpoint
+from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import masked
+from sidelight.rundir.printable.errors import code_of
+from sidelight.sidecar.options.access import check_access, require_headers, require_tls
+from sidelight.sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, plain
+from sidelight.sidecar.options.load import (
+    DEFAULT_RATE_PER_S,
+    MOST_REQUESTS,
+    ContactOptions,
+    DoctorOptions,
+    RunOptions,
+    tags_of,
+)
+from sidelight.sidecar.options.spans import SpanOptions, check_exports, check_spans
 
 C = TypeVar("C", bound=ContactOptions)
 
@@ -78,7 +85,7 @@ def check_run(options: RunOptions) -> RunOptions:
 
 def _as_declared(sut: str) -> str:
     """Return the declaration of --sut as it is recorded. Raises ConfigurationError."""
-    from recorded.system import as_text, read_system  # noqa: PLC0415  most runs declare nothing
+    from sidelight.recorded.system import as_text, read_system  # noqa: PLC0415  most runs declare nothing
 
     try:
         return as_text(read_system(sut))

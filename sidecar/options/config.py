@@ -12,11 +12,11 @@ from typing import Any, get_type_hints
 
 from cyclopts import Parameter
 
-from loadgen.plan.workloads.fields import WorkloadError, read_yaml
-from recorded.errors import ConfigurationError
-from rundir.access import masked
-from rundir.printable.masking import MASK, without_secrets
-from sidecar.options.fields import Masked, ReadsMapping, declarations, declared, flag_of
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, read_yaml
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import masked
+from sidelight.rundir.printable.masking import MASK, without_secrets
+from sidelight.sidecar.options.fields import Masked, ReadsMapping, declarations, declared, flag_of
 
 # Options of earlier versions, each with what to use in its place.
 REMOVED = {

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from loadgen.plan.workloads.fields import WorkloadError, read_yaml
-from recorded.errors import ConfigurationError
-from sidecar.options.fields import http_url
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, read_yaml
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.sidecar.options.fields import http_url
 
 FLAG = "--metrics-from"
 _USUAL = {"__scheme__": "http", "__metrics_path__": "/metrics"}

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
-from recorded.errors import ConfigurationError
-from rundir.access import masked
-from rundir.printable.masking import MASK, masked_body, register, register_fields, register_url, register_user
-from sidecar.formats import FORMATS, files_of_formats
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import masked
+from sidelight.rundir.printable.masking import MASK, masked_body, register, register_fields, register_url, register_user
+from sidelight.sidecar.formats import FORMATS, files_of_formats
 
 TARGET = Group("Target", sort_key=1)
 SCRAPING = Group("Scraping", sort_key=4)

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
-from loadgen.driver import is_closed_loop
-from loadgen.plan.rates import FORM, Pace, pace_of
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.protocols.table import Endpoint
-from sidecar.options.access import AccessOptions, ListenOpen
-from sidecar.options.fields import (
+from sidelight.loadgen.driver import is_closed_loop
+from sidelight.loadgen.plan.rates import FORM, Pace, pace_of
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.protocols.table import Endpoint
+from sidelight.sidecar.options.access import AccessOptions, ListenOpen
+from sidelight.sidecar.options.fields import (
     BODY,
     DEFAULT_FORMATS,
     HEADERS,
@@ -45,7 +45,7 @@ from sidecar.options.fields import (
     several,
     time_option,
 )
-from sidecar.options.spans import SPANS, ExportOptions, OtlpListen, SpanOptions
+from sidelight.sidecar.options.spans import SPANS, ExportOptions, OtlpListen, SpanOptions
 
 LOAD = Group("Load", sort_key=2)
 MACHINES = Group("Many machines", sort_key=2.7)

@@ -10,10 +10,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 from cyclopts import Parameter
 
-from exporter.summary import result
-from recorded import system
-from sidecar.options.config import aliases
-from sidecar.options.fields import ReadsMapping, declarations, declared, read_seconds
+from sidelight.exporter.summary import result
+from sidelight.recorded import system
+from sidelight.sidecar.options.config import aliases
+from sidelight.sidecar.options.fields import ReadsMapping, declarations, declared, read_seconds
 
 
 def configuration(options: type) -> dict[str, Any]:
@@ -82,6 +82,6 @@ def declaration() -> dict[str, Any]:
 
 def server_metrics() -> dict[str, Any]:
     """Return the schema of `server_metrics_export.json`, a format of AIPerf's."""
-    text = resources.files("exporter").joinpath("server_metrics.schema.json").read_text("utf-8")
+    text = resources.files("sidelight.exporter").joinpath("server_metrics.schema.json").read_text("utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from recorded.errors import ConfigurationError
-from rundir.access import Access
-from rundir.clock import AnchoredClock
-from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
-from sidecar.options.access import (
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import Access
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
+from sidelight.sidecar.options.access import (
     AccessOptions,
     ListenOptions,
     check_listening,
@@ -21,7 +21,7 @@ from sidecar.options.access import (
     require_headers,
     require_tls,
 )
-from sidecar.options.fields import (
+from sidelight.sidecar.options.fields import (
     HEADERS,
     MASKED_URL,
     OUTPUT,

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit, urlunsplit
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
-from recorded.errors import ConfigurationError
-from rundir.access import masked
-from scraper.targets.scrape import clock_of
-from sidecar.options import config
-from sidecar.options.access import check_access
-from sidecar.options.discovery import listed_pages, shard_of
-from sidecar.options.fields import (
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import masked
+from sidelight.scraper.targets.scrape import clock_of
+from sidelight.sidecar.options import config
+from sidelight.sidecar.options.access import check_access
+from sidelight.sidecar.options.discovery import listed_pages, shard_of
+from sidelight.sidecar.options.fields import (
     DEFAULT_FORMATS,
     LONGEST_S,
     MASKED_URLS,
@@ -46,7 +46,7 @@ from sidecar.options.fields import (
     size_bytes,
     time_option,
 )
-from sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_remote_write, check_spans
+from sidelight.sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_remote_write, check_spans
 
 LEAST_KEPT = "1MB"  # of logs
 LEAST_MEMORY = "128MB"  # what it takes before anything comes, and room for a forwarder's queue

@@ -14,13 +14,13 @@ from rich.panel import Panel
 from rich.segment import Segment
 from rich.text import Text
 
-from exporter.document import Block, Line, Span, without_controls
-from exporter.text import render
-from rundir.printable.numbers import brief, brief_ms, percent
-from rundir.printable.text import printable, sparkline
+from sidelight.exporter.document import Block, Line, Span, without_controls
+from sidelight.exporter.text import render
+from sidelight.rundir.printable.numbers import brief, brief_ms, percent
+from sidelight.rundir.printable.text import printable, sparkline
 
 if TYPE_CHECKING:
-    from exporter.summary.verdict import RunVerdict
+    from sidelight.exporter.summary.verdict import RunVerdict
 
 WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
@@ -115,7 +115,7 @@ def _verdict(view: View) -> tuple[Block, ...]:
     """Return the verdict without the empty line that ends it; nothing before there is one."""
     if view.verdict is None:
         return ()
-    from exporter.report.verdict import verdict_blocks  # noqa: PLC0415  who made the verdict has imported it
+    from sidelight.exporter.report.verdict import verdict_blocks  # noqa: PLC0415  who made the verdict has imported it
 
     return tuple(verdict_blocks(without_controls(view.verdict)))[:-1]
 

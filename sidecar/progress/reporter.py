@@ -19,9 +19,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rundir.printable.masking import without_secrets_all
-from rundir.printable.text import IN_ASCII, printable
-from sidecar.progress.panel import View, line, panel
+from sidelight.rundir.printable.masking import without_secrets_all
+from sidelight.rundir.printable.text import IN_ASCII, printable
+from sidelight.sidecar.progress.panel import View, line, panel
 
 Mode = Literal["panel", "lines", "json", "quiet"]
 LINE_EVERY_S = 5.0

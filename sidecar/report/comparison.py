@@ -7,22 +7,22 @@ from pathlib import Path
 
 from rich.text import Text
 
-from exporter.ci.markdown import as_markdown
-from exporter.comparison import LABELS, Compared, comparison
-from exporter.document import without_controls
-from exporter.evaluation.evaluate import Evaluated
-from exporter.html.page import as_comparison
-from exporter.text import print_on
-from recorded.directory import write_text
-from recorded.errors import ConfigurationError, unusable_place
-from rundir.files import replace_file
-from rundir.printable.masking import without_secrets
-from rundir.printable.text import escaped, printable
-from sidecar.formats import MARKDOWN
-from sidecar.live.final import recorded
-from sidecar.options.fields import named_path
-from sidecar.progress.reporter import Terminal
-from sidecar.report.derive import evaluated
+from sidelight.exporter.ci.markdown import as_markdown
+from sidelight.exporter.comparison import LABELS, Compared, comparison
+from sidelight.exporter.document import without_controls
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.html.page import as_comparison
+from sidelight.exporter.text import print_on
+from sidelight.recorded.directory import write_text
+from sidelight.recorded.errors import ConfigurationError, unusable_place
+from sidelight.rundir.files import replace_file
+from sidelight.rundir.printable.masking import without_secrets
+from sidelight.rundir.printable.text import escaped, printable
+from sidelight.sidecar.formats import MARKDOWN
+from sidelight.sidecar.live.final import recorded
+from sidelight.sidecar.options.fields import named_path
+from sidelight.sidecar.progress.reporter import Terminal
+from sidelight.sidecar.report.derive import evaluated
 
 DEFAULT_OUTPUT = Path("comparison.html")
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import msgspec
 
-from correlator.opening import open_run, open_shards
-from exporter import tables
-from exporter.evaluation.evaluate import Evaluated, evaluate
-from exporter.evaluation.server import require_server
-from exporter.server_metrics import server_metrics_files
-from exporter.server_metrics.source import MetricsSource
-from exporter.summary.result import Summary, as_written
-from recorded.directory import MANIFEST, RAW, json_text, write_json, write_text, write_whole
-from recorded.errors import CannotWrite, ConfigurationError, DamagedRun, unusable_place
-from recorded.failures import evaluating
-from recorded.run import Run
-from sidecar.formats import OUTPUT_FORMATS
-from sidecar.options.fields import DEFAULT_FORMATS
+from sidelight.correlator.opening import open_run, open_shards
+from sidelight.exporter import tables
+from sidelight.exporter.evaluation.evaluate import Evaluated, evaluate
+from sidelight.exporter.evaluation.server import require_server
+from sidelight.exporter.server_metrics import server_metrics_files
+from sidelight.exporter.server_metrics.source import MetricsSource
+from sidelight.exporter.summary.result import Summary, as_written
+from sidelight.recorded.directory import MANIFEST, RAW, json_text, write_json, write_text, write_whole
+from sidelight.recorded.errors import CannotWrite, ConfigurationError, DamagedRun, unusable_place
+from sidelight.recorded.failures import evaluating
+from sidelight.recorded.run import Run
+from sidelight.sidecar.formats import OUTPUT_FORMATS
+from sidelight.sidecar.options.fields import DEFAULT_FORMATS
 
 SUMMARY = "summary.json"
 AS_ONE = Path("as-one")  # of the shards of a watch, unless --output says another one

@@ -9,26 +9,32 @@ from operator import itemgetter
 
 import numpy as np
 
-from correlator.breakdown import Parts
-from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.remote_write import STEP_S
-from exporter.prometheus.snapshot import ClientCounts, EngineCounts, EngineQuantiles, GeneratorCounts, Snapshot
-from exporter.summary.result import Summary
-from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.table.fold import InFlightRequest
-from loadgen.requests.table.log import RequestLog
-from recorded.directory import MANIFEST
-from recorded.run import Run
-from rundir.columns import take
-from rundir.printable.text import LONGEST_WORD
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
-from sidecar.live.engine import EngineView, about_engine, known_of, stated
-from sidecar.live.final import final, verdicts
-from sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
-from sidecar.live.tally import Tally, rates_so_far, reported_rates
-from sidecar.options.checks import recorded_tags
-from sidecar.version import VERSION
+from sidelight.correlator.breakdown import Parts
+from sidelight.exporter.prometheus.counts import counted, nothing_counted
+from sidelight.exporter.prometheus.remote_write import STEP_S
+from sidelight.exporter.prometheus.snapshot import (
+    ClientCounts,
+    EngineCounts,
+    EngineQuantiles,
+    GeneratorCounts,
+    Snapshot,
+)
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.loadgen.requests.table.fold import InFlightRequest
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.directory import MANIFEST
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import take
+from sidelight.rundir.printable.text import LONGEST_WORD
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
+from sidelight.sidecar.live.engine import EngineView, about_engine, known_of, stated
+from sidelight.sidecar.live.final import final, verdicts
+from sidelight.sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
+from sidelight.sidecar.live.tally import Tally, rates_so_far, reported_rates
+from sidelight.sidecar.options.checks import recorded_tags
+from sidelight.sidecar.version import VERSION
 
 STEP_NS = round(STEP_S * 1e9)
 MOST_STEPS = 17_280  # a day

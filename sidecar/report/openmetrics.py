@@ -14,11 +14,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.samples import Sample
 
-from exporter.evaluation.evaluate import Evaluated
-from exporter.prometheus.page import family
-from exporter.prometheus.snapshot import Snapshot
-from exporter.prometheus.table import dated
-from sidecar.report.history import history
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.prometheus.page import family
+from sidelight.exporter.prometheus.snapshot import Snapshot
+from sidelight.exporter.prometheus.table import dated
+from sidelight.sidecar.report.history import history
 
 _Labels = tuple[tuple[str, str], ...]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
-from exporter.report.sections import report
-from exporter.summary.result import Summary
-from exporter.text import print_on
-from recorded.errors import SidelightError
-from rundir.printable.text import escaped, printable
-from sidecar.progress.reporter import Terminal
-from sidecar.report.derive import derive
+from sidelight.exporter.report.sections import report
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.text import print_on
+from sidelight.recorded.errors import SidelightError
+from sidelight.rundir.printable.text import escaped, printable
+from sidelight.sidecar.progress.reporter import Terminal
+from sidelight.sidecar.report.derive import derive
 
 
 def print_report(summary: Summary, path: Path | None, *, said: Collection[str] = ()) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
-from correlator.breakdown import Parts
-from exporter.evaluation.evaluate import Evaluated
-from exporter.otlp.metrics import metric_exports
-from exporter.otlp.send import Sent, send
-from exporter.otlp.spans import SpanSource, exports
-from exporter.prometheus.remote_write import write
-from exporter.summary.result import Summary
-from recorded.events import WRITING, WRITTEN
-from recorded.run import Run
-from rundir.access import Access, bare, masked
-from rundir.columns import held
-from rundir.printable.numbers import count_of
-from scraper.engines import recognition as engines
-from scraper.spans.spec import METRICS, TRACES
-from sidecar.options.spans import ExportOptions, RemoteWriteOptions, SpanOptions, forward_access, write_access
-from sidecar.progress.reporter import Progress
-from sidecar.report.history import history
+from sidelight.correlator.breakdown import Parts
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.otlp.metrics import metric_exports
+from sidelight.exporter.otlp.send import Sent, send
+from sidelight.exporter.otlp.spans import SpanSource, exports
+from sidelight.exporter.prometheus.remote_write import write
+from sidelight.exporter.summary.result import Summary
+from sidelight.recorded.events import WRITING, WRITTEN
+from sidelight.recorded.run import Run
+from sidelight.rundir.access import Access, bare, masked
+from sidelight.rundir.columns import held
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.spans.spec import METRICS, TRACES
+from sidelight.sidecar.options.spans import ExportOptions, RemoteWriteOptions, SpanOptions, forward_access, write_access
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.report.history import history
 
 # A collector of one signal alone does not know the path, or the service, of the other.
 _UNKNOWN = ("HTTP 404", "HTTP 405", "UNIMPLEMENTED")

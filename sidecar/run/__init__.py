@@ -3,7 +3,7 @@
 What a run directory holds is `recorded`'s; `open_run` stands here for notebooks.
 """
 
-from correlator.opening import open_run
-from recorded.run import Run
+from sidelight.correlator.opening import open_run
+from sidelight.recorded.run import Run
 
 __all__ = ["Run", "open_run"]

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.protocols.table import PROTOCOLS
-from recorded import directory as run_directory
-from recorded import events as run_events
-from recorded.errors import WorkerDied
-from rundir.access import Access
-from rundir.child import ChildSpec
-from rundir.clock import AnchoredClock
-from sidecar.options.load import RunOptions
-from sidecar.options.spans import receiver_spec
-from sidecar.options.watch import ScrapeOptions
-from sidecar.run.phases import Session, record_if_possible, warn_and_record
-from sidecar.run.processes.child import RECEIVER, SCRAPER, START_TIMEOUT_S, Child
-from sidecar.run.processes.places import LOCAL, Place
-from sidecar.run.processes.supervised import Supervised
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.recorded import directory as run_directory
+from sidelight.recorded import events as run_events
+from sidelight.recorded.errors import WorkerDied
+from sidelight.rundir.access import Access
+from sidelight.rundir.child import ChildSpec
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.spans import receiver_spec
+from sidelight.sidecar.options.watch import ScrapeOptions
+from sidelight.sidecar.run.phases import Session, record_if_possible, warn_and_record
+from sidelight.sidecar.run.processes.child import RECEIVER, SCRAPER, START_TIMEOUT_S, Child
+from sidelight.sidecar.run.processes.places import LOCAL, Place
+from sidelight.sidecar.run.processes.supervised import Supervised
 
 if TYPE_CHECKING:
-    from loadgen.transports.transport import WorkerSpec
-    from scraper.commands import SpanSpec, Spec
-    from scraper.spans.spec import ReceiverSpec
-    from sidecar.run.preparation.prepare import Prepared
+    from sidelight.loadgen.transports.transport import WorkerSpec
+    from sidelight.scraper.commands import SpanSpec, Spec
+    from sidelight.scraper.spans.spec import ReceiverSpec
+    from sidelight.sidecar.run.preparation.prepare import Prepared
 
 SPANS = "spans-{}.log"  # by how many receivers died before
 
@@ -42,7 +42,7 @@ async def started(
     The workers are at the `remote` places, else here.
     """
     workers = [
-        await processes.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"], place=place))
+        await processes.enter_async_context(Child(f"load worker {number}", ["sidelight.loadgen.worker"], place=place))
         for number, place in enumerate(remote or [LOCAL] * options.worker_count)
     ]
     listens = receiver_spec(options, clock) is not None
@@ -60,7 +60,7 @@ async def begun(
     receiver: Child | None,
 ) -> Session:
     """Give the processes their specifications; return the session with them. `stack` ends their supervision."""
-    from sidecar.run.preparation.pages import pages_access  # noqa: PLC0415  as in run
+    from sidelight.sidecar.run.preparation.pages import pages_access  # noqa: PLC0415  as in run
 
     path, clock = session.path, session.clock
     for text in filter(None, (*prepared.notes, run_directory.scarce(path))):
@@ -131,7 +131,7 @@ async def _supervised(
 
 def worker_spec(number: int, session: Session, prepared: Prepared, options: RunOptions) -> WorkerSpec:
     """Return the specification of a load worker: its files and clock are those of its place."""
-    from loadgen.transports.transport import WorkerSpec  # noqa: PLC0415  what a run's start need not wait for
+    from sidelight.loadgen.transports.transport import WorkerSpec  # noqa: PLC0415  what a run's start need not wait for
 
     place = session.workers[number].place
     return WorkerSpec(
@@ -162,7 +162,7 @@ def scraper_spec(
     access: Access,
 ) -> Spec:
     """Return the specification of the scraper. A scrape without load has no seed of its own."""
-    from scraper.commands import Spec  # noqa: PLC0415  what a run's start need not wait for
+    from sidelight.scraper.commands import Spec  # noqa: PLC0415  what a run's start need not wait for
 
     spec = Spec(
         targets=list(targets),
@@ -189,7 +189,7 @@ def spec_after(spec: Spec, deaths: int) -> Spec:
 
 def span_spec(path: Path, receiver: ReceiverSpec) -> SpanSpec:
     """Return the specification of the process that receives spans."""
-    from scraper.commands import SpanSpec  # noqa: PLC0415  what a run's start need not wait for
+    from sidelight.scraper.commands import SpanSpec  # noqa: PLC0415  what a run's start need not wait for
 
     return SpanSpec(receiver=receiver, out=str(path / run_directory.RAW / SPANS.format(0)))
 

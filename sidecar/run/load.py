@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.plan.fitting import PlanOrder
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table.log import RequestLog
-from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
-from recorded.directory import RAW
-from rundir.columns import take
-from rundir.printable.numbers import count_of
-from sidecar.options.load import RunOptions
-from sidecar.run.phases import (
+from sidelight.loadgen.plan.fitting import PlanOrder
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
+from sidelight.recorded.directory import RAW
+from sidelight.rundir.columns import take
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.run.phases import (
     WATCH_EVERY_S,
     Session,
     record,
@@ -34,7 +34,7 @@ from sidecar.run.phases import (
     warn_and_record,
     watching,
 )
-from sidecar.run.preparation.planning import (
+from sidelight.sidecar.run.preparation.planning import (
     DRAFT_ROOM,
     first_measured,
     measure_plan,
@@ -42,8 +42,8 @@ from sidecar.run.preparation.planning import (
     preliminary_plan,
     write_plan,
 )
-from sidecar.run.preparation.prepare import Prepared
-from sidecar.run.processes.child import START_TIMEOUT_S
+from sidelight.sidecar.run.preparation.prepare import Prepared
+from sidelight.sidecar.run.processes.child import START_TIMEOUT_S
 
 SETTLE_LEAST_S = 0.5
 WARM_UP_CONCURRENCY = 4

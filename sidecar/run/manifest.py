@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins as builtins
 
-from recorded.directory import FORMAT, MANIFEST, RAW, create, log_ends, write_json
-from recorded.errors import CannotWrite, Interrupted, SidelightError, unwritten
-from recorded.syncing import LogSync
-from rundir.clock import AnchoredClock, iso_ms, utc_now
-from sidecar.options.config import as_recorded
-from sidecar.version import VERSION
+from sidelight.recorded.directory import FORMAT, MANIFEST, RAW, create, log_ends, write_json
+from sidelight.recorded.errors import CannotWrite, Interrupted, SidelightError, unwritten
+from sidelight.recorded.syncing import LogSync
+from sidelight.rundir.clock import AnchoredClock, iso_ms, utc_now
+from sidelight.sidecar.options.config import as_recorded
+from sidelight.sidecar.version import VERSION
 
 if TYPE_CHECKING:
-    from sidecar.options.load import RunOptions
-    from sidecar.options.watch import ScrapeOptions, WatchOptions
+    from sidelight.sidecar.options.load import RunOptions
+    from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
 
 PACKAGES = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pyarrow", "tiktoken")
 

@@ -8,24 +8,24 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recorded import events as run_events
-from recorded.errors import ConfigurationError
-from rundir.access import masked
-from rundir.clock import AnchoredClock
-from sidecar.live.sending import sending as sending_to
-from sidecar.options.access import guard_of
-from sidecar.options.fields import listen_address
-from sidecar.options.load import RunOptions
-from sidecar.progress.reporter import Progress
-from sidecar.run.phases import Session, record_if_possible
+from sidelight.recorded import events as run_events
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import masked
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.sidecar.live.sending import sending as sending_to
+from sidelight.sidecar.options.access import guard_of
+from sidelight.sidecar.options.fields import listen_address
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run.phases import Session, record_if_possible
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
 
 if TYPE_CHECKING:
-    from exporter.prometheus.page import LivePage
-    from exporter.prometheus.snapshot import Snapshot
-    from sidecar.live.view import LiveRun
-    from sidecar.run.preparation.prepare import Prepared
+    from sidelight.exporter.prometheus.page import LivePage
+    from sidelight.exporter.prometheus.snapshot import Snapshot
+    from sidelight.sidecar.live.view import LiveRun
+    from sidelight.sidecar.run.preparation.prepare import Prepared
 
 
 async def serve(stack: AsyncExitStack, options: RunOptions, progress: Progress) -> LivePage | None:
@@ -34,9 +34,9 @@ async def serve(stack: AsyncExitStack, options: RunOptions, progress: Progress) 
     address = listen_address(listen or DEFAULT_LISTEN)
     if address is None:
         return None
-    from exporter.prometheus.page import LivePage  # noqa: PLC0415
-    from exporter.prometheus.server import serving  # noqa: PLC0415  what `sending` does without
-    from sidecar.run.preparation.target import reason_of  # noqa: PLC0415
+    from sidelight.exporter.prometheus.page import LivePage  # noqa: PLC0415
+    from sidelight.exporter.prometheus.server import serving  # noqa: PLC0415  what `sending` does without
+    from sidelight.sidecar.run.preparation.target import reason_of  # noqa: PLC0415
 
     host, port = address
     page = LivePage()
@@ -80,9 +80,9 @@ def reader(
     options: RunOptions, path: Path, run_id: str, clock: AnchoredClock, prepared: Prepared, page: LivePage | None
 ) -> LiveRun:
     """Return the reader of a run's logs."""
-    from loadgen.requests.slo.objectives import parse_slo  # noqa: PLC0415  as in run
-    from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
-    from sidecar.live.view import Described, LiveRun  # noqa: PLC0415  as in run
+    from sidelight.loadgen.requests.slo.objectives import parse_slo  # noqa: PLC0415  as in run
+    from sidelight.scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
+    from sidelight.sidecar.live.view import Described, LiveRun  # noqa: PLC0415  as in run
 
     model = prepared.target.model
     return LiveRun(

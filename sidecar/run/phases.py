@@ -22,27 +22,27 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from loadgen.driver import LoadRun, StopNow, is_share, shared_among
-from loadgen.host.cpu_steal import machine_load, read_ticks
-from loadgen.records import trace_id
-from loadgen.requests.table.log import RequestLog
-from recorded.directory import RAW, SCRAPES
-from recorded.errors import Interrupted, WorkerDied
-from recorded.events import CLOCK_LEFT, WORKER_LOST, Event, append_event
-from recorded.integrity import SCRAPED
-from rundir.clock import AnchoredClock, step_ns, step_text
-from rundir.columns import take
-from rundir.printable.numbers import count_of
-from rundir.process import collecting_often
-from scraper.spans.spec import SETTLE_S
-from sidecar.progress.reporter import Progress
-from sidecar.run.processes.child import Child
-from sidecar.run.processes.supervised import Supervised
+from sidelight.loadgen.driver import LoadRun, StopNow, is_share, shared_among
+from sidelight.loadgen.host.cpu_steal import machine_load, read_ticks
+from sidelight.loadgen.records import trace_id
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.directory import RAW, SCRAPES
+from sidelight.recorded.errors import Interrupted, WorkerDied
+from sidelight.recorded.events import CLOCK_LEFT, WORKER_LOST, Event, append_event
+from sidelight.recorded.integrity import SCRAPED
+from sidelight.rundir.clock import AnchoredClock, step_ns, step_text
+from sidelight.rundir.columns import take
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.process import collecting_often
+from sidelight.scraper.spans.spec import SETTLE_S
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run.processes.child import Child
+from sidelight.sidecar.run.processes.supervised import Supervised
 
 if TYPE_CHECKING:
-    from exporter.prometheus.page import LivePage
-    from scraper.commands import Settle, SettleSpans
-    from sidecar.live.view import LiveRun
+    from sidelight.exporter.prometheus.page import LivePage
+    from sidelight.scraper.commands import Settle, SettleSpans
+    from sidelight.sidecar.live.view import LiveRun
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
     """
     if not session.supervised:
         return
-    from scraper.commands import Settle, SettleSpans  # noqa: PLC0415  aiohttp, imported while processes start
+    from sidelight.scraper.commands import Settle, SettleSpans  # noqa: PLC0415  aiohttp, imported while processes start
 
     awaited = _awaited_spans(session) if listening else SettleSpans()
     scraped, received = await asyncio.gather(
@@ -225,7 +225,7 @@ async def _settled(child: Supervised | None, command: Settle | SettleSpans, seco
 
 def _awaited_spans(session: Session) -> SettleSpans:
     """Return the traces to wait for, and the remaining time for the first span."""
-    from scraper.commands import SettleSpans  # noqa: PLC0415  as above
+    from sidelight.scraper.commands import SettleSpans  # noqa: PLC0415  as above
 
     session.live.poll()
     indices, first_end_ns = last_answered(session.live.logs.requests.table(), AWAITED_REQUESTS)
@@ -263,7 +263,7 @@ def _span_notes(
     elif refused:
         yield f"exports of spans were refused ({refused}); raw/receiver.stderr says why"
     elif none:
-        from scraper.engines.catalogue import catalogue  # noqa: PLC0415  YAML, which no run need wait for
+        from sidelight.scraper.engines.catalogue import catalogue  # noqa: PLC0415  YAML, which no run need wait for
 
         known = [catalogue(name) for name in sorted(engines)]
         with_spans = [engine.tracing(version) for engine in known if engine.spans_switch(version) is not None]

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from recorded import directory as run_directory
-from rundir.clock import anchor
-from sidecar.options.access import metrics_access
-from sidecar.options.spans import receiver_spec, require_ports
-from sidecar.options.watch import ScrapeOptions
-from sidecar.progress.reporter import Progress
-from sidecar.run import children
-from sidecar.run import manifest as manifests
-from sidecar.run.phases import (
+from sidelight.recorded import directory as run_directory
+from sidelight.rundir.clock import anchor
+from sidelight.sidecar.options.access import metrics_access
+from sidelight.sidecar.options.spans import receiver_spec, require_ports
+from sidelight.sidecar.options.watch import ScrapeOptions
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run import children
+from sidelight.sidecar.run import manifest as manifests
+from sidelight.sidecar.run.phases import (
     Session,
     record,
     settle,
@@ -25,11 +25,11 @@ from sidecar.run.phases import (
     warn_and_record,
     watching,
 )
-from sidecar.run.processes.child import RECEIVER, SCRAPER, Child
+from sidelight.sidecar.run.processes.child import RECEIVER, SCRAPER, Child
 
 if TYPE_CHECKING:
-    from sidecar.live.view import LiveRun
-    from sidecar.run.session import Finish
+    from sidelight.sidecar.live.view import LiveRun
+    from sidelight.sidecar.run.session import Finish
 
 T = TypeVar("T")
 
@@ -43,9 +43,9 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
 
 async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequence[str], progress: Progress) -> LiveRun:
     """Scrape to the end of the scraper; return the reader of its logs, which `reading` closes."""
-    from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
-    from sidecar.live.view import LiveRun  # noqa: PLC0415
-    from sidecar.run.preparation.pages import prepare_scrape  # noqa: PLC0415
+    from sidelight.scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
+    from sidelight.sidecar.live.view import LiveRun  # noqa: PLC0415
+    from sidelight.sidecar.run.preparation.pages import prepare_scrape  # noqa: PLC0415
 
     async with stop_on_signals() as stop:
         run_directory.require_free(options.out)

@@ -14,16 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from recorded import directory as run_directory
-from recorded.run import Run
-from rundir.clock import anchor
-from sidecar.options.load import RunOptions
-from sidecar.options.spans import require_ports
-from sidecar.progress.reporter import Progress
-from sidecar.run import children
-from sidecar.run import manifest as manifests
-from sidecar.run import page as page_of_run
-from sidecar.run.phases import (
+from sidelight.recorded import directory as run_directory
+from sidelight.recorded.run import Run
+from sidelight.rundir.clock import anchor
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.spans import require_ports
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run import children
+from sidelight.sidecar.run import manifest as manifests
+from sidelight.sidecar.run import page as page_of_run
+from sidelight.sidecar.run.phases import (
     Session,
     stop_on_signals,
     unless_stopped,
@@ -31,11 +31,11 @@ from sidecar.run.phases import (
 )
 
 if TYPE_CHECKING:
-    from correlator.breakdown import Parts
-    from exporter.prometheus.page import LivePage
-    from exporter.summary.result import Summary
-    from sidecar.live.view import LiveRun
-    from sidecar.run.processes.nodes import Nodes
+    from sidelight.correlator.breakdown import Parts
+    from sidelight.exporter.prometheus.page import LivePage
+    from sidelight.exporter.summary.result import Summary
+    from sidelight.sidecar.live.view import LiveRun
+    from sidelight.sidecar.run.processes.nodes import Nodes
 
     # Returns what becomes of the run, the parts of its requests, and its summary.
     Finish = Callable[[Run], tuple["T", Parts, Summary]]
@@ -67,7 +67,7 @@ async def run(
             run = live.logs.run()
             result, parts, summary = finish(run)
         if page is not None and page.latest is not None:
-            from sidecar.live.final import final, final_event, linger  # noqa: PLC0415  what a run need not wait for
+            from sidelight.sidecar.live.final import final, final_event, linger  # noqa: PLC0415  what a run need not wait for
 
             page.stream.end(cache(lambda: final_event(run, parts, summary)))
             await linger(page, final(page.latest, run, parts, summary), linger_s)
@@ -80,7 +80,7 @@ def nodes_of(options: RunOptions, progress: Progress) -> Iterator[Nodes | None]:
     if options.ray is None:
         yield None
         return
-    from sidecar.run.processes.nodes import opened  # noqa: PLC0415  few runs have others
+    from sidelight.sidecar.run.processes.nodes import opened  # noqa: PLC0415  few runs have others
 
     with opened(options, progress) as nodes:
         yield nodes
@@ -108,8 +108,8 @@ async def _run(
         remote = [] if nodes is None else nodes.places()
         workers, scraper, receiver = await children.started(processes, options, remote, clock)
         # Ours are imported while theirs are.
-        from sidecar.run.load import load  # noqa: PLC0415
-        from sidecar.run.preparation.prepare import prepare  # noqa: PLC0415
+        from sidelight.sidecar.run.load import load  # noqa: PLC0415
+        from sidelight.sidecar.run.preparation.prepare import prepare  # noqa: PLC0415
 
         async with until_deadline(begun_s, options.deadline):
             prepared = await unless_stopped(stop, stack.enter_async_context(prepare(options, progress=progress)))
@@ -136,7 +136,7 @@ async def _run(
             page=page,
         )
         if remote:
-            from sidecar.run.processes.clocks import compared  # noqa: PLC0415  few runs have others
+            from sidelight.sidecar.run.processes.clocks import compared  # noqa: PLC0415  few runs have others
 
             await stack.enter_async_context(compared(path, clock, remote))
         session = await children.begun(session, stack, options, prepared, scraper=scraper, receiver=receiver)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from rundir.frames import LogTails
-from rundir.framing import GAP
-from scraper.spans.log import ExportRecord, ReceiverCounts, ReceiverLife, StateRecord, decode, follow
+from sidelight.rundir.frames import LogTails
+from sidelight.rundir.framing import GAP
+from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, ReceiverLife, StateRecord, decode, follow
 
 SPANS = "spans-*.log"
 

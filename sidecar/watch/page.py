@@ -10,25 +10,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from correlator.breakdown import SOURCES
-from correlator.live.reasons import NO_CLIENT
-from exporter.prometheus.page import LivePage
-from exporter.prometheus.server import serving
-from exporter.prometheus.snapshot import Snapshot
-from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
-from recorded.errors import ConfigurationError
-from rundir.printable.numbers import count_of
-from rundir.printable.text import printable
-from scraper.targets.target import STALE_TICKS
-from sidecar.live.sending import sending as sending_to
-from sidecar.options.access import guard_of
-from sidecar.options.fields import listen_address
-from sidecar.options.watch import WatchOptions
-from sidecar.run.phases import unless_stopped_for
-from sidecar.run.preparation.target import reason_of
-from sidecar.watch.panel import WatchState, panel, panel_rows
-from sidecar.watch.processes import Watch
-from sidecar.watch.view import WatchView, refused
+from sidelight.correlator.breakdown import SOURCES
+from sidelight.correlator.live.reasons import NO_CLIENT
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.exporter.prometheus.server import serving
+from sidelight.exporter.prometheus.snapshot import Snapshot
+from sidelight.recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.printable.text import printable
+from sidelight.scraper.targets.target import STALE_TICKS
+from sidelight.sidecar.live.sending import sending as sending_to
+from sidelight.sidecar.options.access import guard_of
+from sidelight.sidecar.options.fields import listen_address
+from sidelight.sidecar.options.watch import WatchOptions
+from sidelight.sidecar.run.phases import unless_stopped_for
+from sidelight.sidecar.run.preparation.target import reason_of
+from sidelight.sidecar.watch.panel import WatchState, panel, panel_rows
+from sidelight.sidecar.watch.processes import Watch
+from sidelight.sidecar.watch.view import WatchView, refused
 
 POLL_S = 0.5
 DRAW_EVERY_S = 1.0

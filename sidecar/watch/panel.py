@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from rich.panel import Panel
 from rich.text import Text
 
-from correlator.live.reasons import EXPLANATIONS, NO_CLIENT
-from correlator.parts import TTFT_PARTS
-from exporter.document import Block, Line, Prose, without_controls
-from exporter.report.heading import by_engines
-from exporter.report.tables.breakdown import breakdown_table
-from exporter.report.verdict import verdict_blocks
-from exporter.summary.breakdown import Breakdown, json_name, label_of
-from exporter.summary.slowest import SlowRequest
-from exporter.summary.verdict import RunVerdict
-from exporter.text import render
-from rundir.printable.numbers import brief, count_of, duration, percent, spoken
-from rundir.printable.text import printable
-from sidecar.live.lately import RecentRequests
-from sidecar.progress.panel import cell, row, waiting_row
+from sidelight.correlator.live.reasons import EXPLANATIONS, NO_CLIENT
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.document import Block, Line, Prose, without_controls
+from sidelight.exporter.report.heading import by_engines
+from sidelight.exporter.report.tables.breakdown import breakdown_table
+from sidelight.exporter.report.verdict import verdict_blocks
+from sidelight.exporter.summary.breakdown import Breakdown, json_name, label_of
+from sidelight.exporter.summary.slowest import SlowRequest
+from sidelight.exporter.summary.verdict import RunVerdict
+from sidelight.exporter.text import render
+from sidelight.rundir.printable.numbers import brief, count_of, duration, percent, spoken
+from sidelight.rundir.printable.text import printable
+from sidelight.sidecar.live.lately import RecentRequests
+from sidelight.sidecar.progress.panel import cell, row, waiting_row
 
 MOST_ENGINES, MOST_REASONS = 4, 3
 WIDTH = 100

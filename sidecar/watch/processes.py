@@ -17,25 +17,25 @@ from typing import Any
 
 import msgspec
 
-from exporter.prometheus.page import LivePage
-from recorded import directory as run_directory
-from recorded import events as run_events
-from recorded.errors import WorkerDied
-from rundir.access import masked
-from rundir.clock import AnchoredClock, step_ns, step_text
-from rundir.frames import Rotation, next_number
-from rundir.printable.numbers import count_of
-from rundir.printable.text import first_of
-from scraper.commands import SpanSpec, Spec
-from sidecar.live.sending import Browsers
-from sidecar.options.access import metrics_access
-from sidecar.options.spans import receiver_spec
-from sidecar.options.watch import WatchOptions
-from sidecar.progress.reporter import Progress
-from sidecar.run.processes.child import RECEIVER, SCRAPER, START_TIMEOUT_S, Child
-from sidecar.run.processes.supervised import keep_up
-from sidecar.watch.exports import SPANS
-from sidecar.watch.view import SCRAPES, WatchView
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.recorded import directory as run_directory
+from sidelight.recorded import events as run_events
+from sidelight.recorded.errors import WorkerDied
+from sidelight.rundir.access import masked
+from sidelight.rundir.clock import AnchoredClock, step_ns, step_text
+from sidelight.rundir.frames import Rotation, next_number
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.rundir.printable.text import first_of
+from sidelight.scraper.commands import SpanSpec, Spec
+from sidelight.sidecar.live.sending import Browsers
+from sidelight.sidecar.options.access import metrics_access
+from sidelight.sidecar.options.spans import receiver_spec
+from sidelight.sidecar.options.watch import WatchOptions
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run.processes.child import RECEIVER, SCRAPER, START_TIMEOUT_S, Child
+from sidelight.sidecar.run.processes.supervised import keep_up
+from sidelight.sidecar.watch.exports import SPANS
+from sidelight.sidecar.watch.view import SCRAPES, WatchView
 
 CLOCK_EVERY_S = 1.0
 UNWRITABLE = "its logs cannot be written"

@@ -16,23 +16,23 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.html.live import event
-from exporter.prometheus.page import LivePage
-from recorded import directory as run_directory
-from recorded import events as run_events
-from recorded.errors import ConfigurationError
-from rundir.access import masked
-from rundir.child import first_cause
-from rundir.clock import anchor, time_of_day_ns
-from rundir.process import collecting_often, raise_limit
-from sidecar.live.sending import Browsers
-from sidecar.options.spans import require_ports
-from sidecar.options.watch import WatchOptions, pages_of, reloaded
-from sidecar.progress.reporter import Progress
-from sidecar.run import manifest as manifests
-from sidecar.run.phases import record, record_if_possible
-from sidecar.watch.page import draw_on, look, look_on, sending, served, summary_line
-from sidecar.watch.processes import (
+from sidelight.exporter.html.live import event
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.recorded import directory as run_directory
+from sidelight.recorded import events as run_events
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import masked
+from sidelight.rundir.child import first_cause
+from sidelight.rundir.clock import anchor, time_of_day_ns
+from sidelight.rundir.process import collecting_often, raise_limit
+from sidelight.sidecar.live.sending import Browsers
+from sidelight.sidecar.options.spans import require_ports
+from sidelight.sidecar.options.watch import WatchOptions, pages_of, reloaded
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run import manifest as manifests
+from sidelight.sidecar.run.phases import record, record_if_possible
+from sidelight.sidecar.watch.page import draw_on, look, look_on, sending, served, summary_line
+from sidelight.sidecar.watch.processes import (
     Scraper,
     Watch,
     WatchReceiver,
@@ -41,8 +41,8 @@ from sidecar.watch.processes import (
     keep_scraper_up,
     scraped_line,
 )
-from sidecar.watch.targets import follow_targets, scrape_other
-from sidecar.watch.view import WatchView
+from sidelight.sidecar.watch.targets import follow_targets, scrape_other
+from sidelight.sidecar.watch.view import WatchView
 
 SLICE_S = 10.0  # of what `report` makes of the logs
 HALTED_S = 10.0  # without a look at the logs: a defect, of which a supervisor is to know

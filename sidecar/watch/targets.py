@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from recorded.errors import ConfigurationError
-from rundir.printable.numbers import count_of
-from scraper.commands import SetTargets
-from sidecar.options.discovery import FLAG
-from sidecar.options.watch import pages_of
-from sidecar.watch.processes import Watch, scraped_line
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.scraper.commands import SetTargets
+from sidelight.sidecar.options.discovery import FLAG
+from sidelight.sidecar.options.watch import pages_of
+from sidelight.sidecar.watch.processes import Watch, scraped_line
 
 DISCOVERY_S = 30.0  # between two readings of the file
 

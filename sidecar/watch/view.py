@@ -11,28 +11,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from correlator.breakdown import SOURCES
-from correlator.live.breakdown import EndedRequests
-from correlator.live.reasons import DEFECT, REASONS, Break
-from correlator.live.requests import SpanRequests
-from correlator.live.traces import TracedRequest
-from exporter.prometheus.counts import clients_counted, counted, no_clients_counted, nothing_counted
-from exporter.prometheus.snapshot import REFUSED, PartCounts, Snapshot, WatchCounts
-from recorded.failures import ErrorCount
-from rundir.access import masked
-from rundir.columns import take
-from rundir.frames import LogTails
-from scraper.gateways.catalogue import can_state_more
-from scraper.series.log import LogReader
-from sidecar.live.engine import Engines, EngineView
-from sidecar.live.lately import WINDOW_S, Lately
-from sidecar.live.sending import Browsers
-from sidecar.version import VERSION
-from sidecar.watch.exports import SPANS, Exports
-from sidecar.watch.panel import EngineState, WatchState
+from sidelight.correlator.breakdown import SOURCES
+from sidelight.correlator.live.breakdown import EndedRequests
+from sidelight.correlator.live.reasons import DEFECT, REASONS, Break
+from sidelight.correlator.live.requests import SpanRequests
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.exporter.prometheus.counts import clients_counted, counted, no_clients_counted, nothing_counted
+from sidelight.exporter.prometheus.snapshot import REFUSED, PartCounts, Snapshot, WatchCounts
+from sidelight.recorded.failures import ErrorCount
+from sidelight.rundir.access import masked
+from sidelight.rundir.columns import take
+from sidelight.rundir.frames import LogTails
+from sidelight.scraper.gateways.catalogue import can_state_more
+from sidelight.scraper.series.log import LogReader
+from sidelight.sidecar.live.engine import Engines, EngineView
+from sidelight.sidecar.live.lately import WINDOW_S, Lately
+from sidelight.sidecar.live.sending import Browsers
+from sidelight.sidecar.version import VERSION
+from sidelight.sidecar.watch.exports import SPANS, Exports
+from sidelight.sidecar.watch.panel import EngineState, WatchState
 
 if TYPE_CHECKING:
-    from exporter.summary.verdict import RunVerdict
+    from sidelight.exporter.summary.verdict import RunVerdict
 
 MOST_GATEWAYS = 20  # said by name
 SCRAPES = "scrapes-*.log"

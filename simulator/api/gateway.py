@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from simulator.api.requests import RefusedError
-from simulator.engine.replies import reply_key
-from simulator.settings import GatewaySettings
+from sidelight.simulator.api.requests import RefusedError
+from sidelight.simulator.engine.replies import reply_key
+from sidelight.simulator.settings import GatewaySettings
 
 _MOST_KEY = 1 << 64
 _ALL = 1 << 62

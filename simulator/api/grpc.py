@@ -17,13 +17,13 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from simulator.api.dialects.dialect import generation, text_of
-from simulator.api.requests import Generation, RefusedError
-from simulator.api.responses import ReplyInfo
-from simulator.api.service import Service, submitted
-from simulator.engine.driver import EngineStoppedError, TokenStream
-from simulator.engine.history import TokenOutput
-from simulator.engine.tokenizer import encode
+from sidelight.simulator.api.dialects.dialect import generation, text_of
+from sidelight.simulator.api.requests import Generation, RefusedError
+from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.api.service import Service, submitted
+from sidelight.simulator.engine.driver import EngineStoppedError, TokenStream
+from sidelight.simulator.engine.history import TokenOutput
+from sidelight.simulator.engine.tokenizer import encode
 
 _SERVICE = "inference.GRPCInferenceService"
 _GRACE_S = 0.5
@@ -33,7 +33,7 @@ _FINAL = "triton_final_response"
 @cache
 def _messages() -> Mapping[str, Any]:
     """Return the message classes by name, from the compiled loadgen/protocols/kserve.proto."""
-    compiled = resources.files("simulator").joinpath("kserve.desc").read_bytes()
+    compiled = resources.files("sidelight.simulator").joinpath("kserve.desc").read_bytes()
     files = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
     return message_factory.GetMessages(files, pool=descriptor_pool.DescriptorPool())
 

@@ -6,11 +6,11 @@ from functools import partial
 
 from aiohttp import web
 
-from simulator.api.dialects import exo, ollama, responses, sglang, tgi
-from simulator.api.dialects.dialect import Dialect
-from simulator.api.requests import Generation, RefusedError
-from simulator.api.service import SERVICE, Service, answering, reply_id, streamed, submitted, whole
-from simulator.engine.history import TokenOutput
+from sidelight.simulator.api.dialects import exo, ollama, responses, sglang, tgi
+from sidelight.simulator.api.dialects.dialect import Dialect
+from sidelight.simulator.api.requests import Generation, RefusedError
+from sidelight.simulator.api.service import SERVICE, Service, answering, reply_id, streamed, submitted, whole
+from sidelight.simulator.engine.history import TokenOutput
 
 
 async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:

@@ -11,8 +11,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from simulator.engine.tokenizer import UnknownTokenError, decode, encode, encode_chat
-from simulator.settings import SimulatorSettings
+from sidelight.simulator.engine.tokenizer import UnknownTokenError, decode, encode, encode_chat
+from sidelight.simulator.settings import SimulatorSettings
 
 COMPLETIONS_DEFAULT_MAX_TOKENS = 16
 _MOST_SAMPLES = 128

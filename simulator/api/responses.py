@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from simulator.api.requests import RefusedError
-from simulator.engine.history import RequestRecord, TokenOutput
-from simulator.engine.replies import TOKEN_IDS, WORDS
-from simulator.engine.tokenizer import END_OF_SEQUENCE
+from sidelight.simulator.api.requests import RefusedError
+from sidelight.simulator.engine.history import RequestRecord, TokenOutput
+from sidelight.simulator.engine.replies import TOKEN_IDS, WORDS
+from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE
 
 DONE = b"data: [DONE]\n\n"
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from simulator.api.requests import Generation
-from simulator.api.responses import DONE, ReplyInfo, event_template, token_event, usage_event
-from simulator.api.service import SERVICE, reply_id, submitted, whole
-from simulator.engine.driver import TokenStream
-from simulator.engine.history import Role, TokenOutput
+from sidelight.simulator.api.requests import Generation
+from sidelight.simulator.api.responses import DONE, ReplyInfo, event_template, token_event, usage_event
+from sidelight.simulator.api.service import SERVICE, reply_id, submitted, whole
+from sidelight.simulator.engine.driver import TokenStream
+from sidelight.simulator.engine.history import Role, TokenOutput
 
 
 async def several(

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from simulator.api.gateway import OPEN, SimulatedGateway
-from simulator.api.requests import Generation
-from simulator.api.responses import ReplyInfo
-from simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
-from simulator.engine.history import EngineRequest, RequestRecord, Role, TokenOutput
-from simulator.settings import SimulatorSettings
-from simulator.telemetry.pages import EnginePage
-from simulator.telemetry.perf_metrics import PerfMetrics
+from sidelight.simulator.api.gateway import OPEN, SimulatedGateway
+from sidelight.simulator.api.requests import Generation
+from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
+from sidelight.simulator.engine.history import EngineRequest, RequestRecord, Role, TokenOutput
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.telemetry.pages import EnginePage
+from sidelight.simulator.telemetry.perf_metrics import PerfMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ import uuid
 import msgspec
 from aiohttp import WSMsgType, web
 
-from simulator.api.dialects.dialect import Positive, generation, text_of
-from simulator.api.requests import ChatMessage, RefusedError, chat_token_ids, check_model, read
-from simulator.api.responses import ReplyInfo
-from simulator.api.service import SERVICE, Service, submitted
-from simulator.engine.driver import EngineStoppedError, TokenStream
-from simulator.engine.history import RequestRecord
+from sidelight.simulator.api.dialects.dialect import Positive, generation, text_of
+from sidelight.simulator.api.requests import ChatMessage, RefusedError, chat_token_ids, check_model, read
+from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.api.service import SERVICE, Service, submitted
+from sidelight.simulator.engine.driver import EngineStoppedError, TokenStream
+from sidelight.simulator.engine.history import RequestRecord
 
 PATH = "/v1/stream"
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from rundir.clock import time_of_day_ns
-from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome, TokenOutput
-from simulator.engine.scheduler import SimulatedEngine
+from sidelight.rundir.clock import time_of_day_ns
+from sidelight.simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome, TokenOutput
+from sidelight.simulator.engine.scheduler import SimulatedEngine
 
 #: A longer pause of the process stays in the truth.
 _MOST_CAUGHT_UP_NS = 10_000_000

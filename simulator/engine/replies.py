@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from simulator.engine.tokenizer import END_OF_SEQUENCE, encode
+from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE, encode
 
 #: Three letters and a space in front are four bytes: each word is exactly one token, also when a client sends a reply
 #: back as part of a conversation. A power of two of them, so that a draw is a mask.

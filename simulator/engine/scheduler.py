@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.engine.blocks import BlockPool, cache_root, extend_chain
-from simulator.engine.history import (
+from sidelight.simulator.engine.blocks import BlockPool, cache_root, extend_chain
+from sidelight.simulator.engine.history import (
     EngineRequest,
     PrefillCompleted,
     PrefillWork,
@@ -30,9 +30,9 @@ from simulator.engine.history import (
     StepTimes,
     TokenOutput,
 )
-from simulator.engine.replies import reply_key, reply_token
-from simulator.engine.tokenizer import END_OF_SEQUENCE
-from simulator.settings import EngineSettings
+from sidelight.simulator.engine.replies import reply_key, reply_token
+from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE
+from sidelight.simulator.settings import EngineSettings
 
 _HOUR_NS = 3600 * 10**9
 _NO_LIMIT = 1 << 62

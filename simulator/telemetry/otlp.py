@@ -8,7 +8,7 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from simulator.engine.history import RequestRecord
+from sidelight.simulator.engine.history import RequestRecord
 
 Value = str | int | float
 

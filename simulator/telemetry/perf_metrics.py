@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from simulator.engine.history import RequestRecord
+from sidelight.simulator.engine.history import RequestRecord
 
 # A machine's uptime: the clock's zero means nothing to a reader.
 _UPTIME_NS = 86_400_123_456_789

@@ -28,8 +28,8 @@ from itertools import count
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from simulator.engine.history import RequestRecord, StepTimes
-from simulator.telemetry.otlp import Value, describe, identity, latencies
+from sidelight.simulator.engine.history import RequestRecord, StepTimes
+from sidelight.simulator.telemetry.otlp import Value, describe, identity, latencies
 
 SCOPE = "sglang server"
 _HOST = uuid.uuid5(uuid.NAMESPACE_OID, "simulated host").hex

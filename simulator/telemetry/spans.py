@@ -29,10 +29,10 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
-from simulator.engine.history import RequestRecord
-from simulator.settings import SimulatorSettings
-from simulator.telemetry import sglang_spans
-from simulator.telemetry.otlp import Value, describe, identity, latencies, span
+from sidelight.simulator.engine.history import RequestRecord
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.telemetry import sglang_spans
+from sidelight.simulator.telemetry.otlp import Value, describe, identity, latencies, span
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 EXPORT_EVERY_S = 1.0

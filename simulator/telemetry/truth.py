@@ -14,8 +14,8 @@ from typing import Self, TextIO
 
 import msgspec
 
-from rundir.files import open_private
-from simulator.engine.history import RequestRecord, StepOutcome
+from sidelight.rundir.files import open_private
+from sidelight.simulator.engine.history import RequestRecord, StepOutcome
 
 KEPT_RECORDS = 100_000
 

@@ -12,19 +12,19 @@ import recordings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correlator.attribute import attribute
-from correlator.breakdown import SOURCES, Parts, break_down
-from correlator.estimate.table import Attribution, nothing
-from correlator.exact.clock_offset import ClockOffsets, clock_offsets
-from correlator.exact.join import join
-from correlator.exact.table import Joined, unjoined
-from correlator.parts import STATED_PARTS
-from correlator.statistics.accuracy import PartError, agreement
-from recorded.gateway_spans import GatewaySpan
-from rundir.columns import take
-from rundir.stats import Missing
-from scraper.engines.catalogue import INNER_TIMES
-from scraper.spans.requests import EngineSpans, engine_spans
+from sidelight.correlator.attribute import attribute
+from sidelight.correlator.breakdown import SOURCES, Parts, break_down
+from sidelight.correlator.estimate.table import Attribution, nothing
+from sidelight.correlator.exact.clock_offset import ClockOffsets, clock_offsets
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.table import Joined, unjoined
+from sidelight.correlator.parts import STATED_PARTS
+from sidelight.correlator.statistics.accuracy import PartError, agreement
+from sidelight.recorded.gateway_spans import GatewaySpan
+from sidelight.rundir.columns import take
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.catalogue import INNER_TIMES
+from sidelight.scraper.spans.requests import EngineSpans, engine_spans
 
 Floats = npt.NDArray[np.float64]
 MS = 10**6

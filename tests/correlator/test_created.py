@@ -11,13 +11,13 @@ import series
 from engine_series import requests
 from series import WAITING, endpoint_of, gauge
 
-from correlator.estimate.intervals import Observed, observe
-from correlator.statistics.server_load import server_loads
-from rundir.stats import Missing
-from scraper.exposition import histograms
-from scraper.series.table import EndpointSeries
-from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, histogram
-from scraper.window.window import ScrapeSelection, Window, select_scrapes
+from sidelight.correlator.estimate.intervals import Observed, observe
+from sidelight.correlator.statistics.server_load import server_loads
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.exposition import histograms
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.increase import CounterIncrease, HistogramIncrease, counter, histogram
+from sidelight.scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 SECOND = 10**9
 COUNTED = (100, 110, 150, 160)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.replay import Replay, Replayed
-from scraper.spans.log import ExportRecord, ReceiverCounts, StateRecord
+from sidelight.correlator.replay import Replay, Replayed
+from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, StateRecord
 
 
 def state(name: str, at_s: float) -> StateRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from correlator.requests import address, route
+from sidelight.correlator.requests import address, route
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import recordings
 
-from correlator.attribute import attribute
-from correlator.breakdown import break_down
-from correlator.exact.clock_offset import clock_offsets
-from correlator.exact.join import join
-from correlator.statistics.association import Association, associations
-from correlator.statistics.server_load import met_at_submission
-from correlator.statistics.tail import TailShares, tail_shares
-from exporter.summary.tail import tail_attribution
-from scraper.spans.requests import engine_spans
+from sidelight.correlator.attribute import attribute
+from sidelight.correlator.breakdown import break_down
+from sidelight.correlator.exact.clock_offset import clock_offsets
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.statistics.association import Association, associations
+from sidelight.correlator.statistics.server_load import met_at_submission
+from sidelight.correlator.statistics.tail import TailShares, tail_shares
+from sidelight.exporter.summary.tail import tail_attribution
+from sidelight.scraper.spans.requests import engine_spans
 
 
 @pytest.fixture(scope="module")

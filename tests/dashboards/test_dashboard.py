@@ -15,8 +15,8 @@ import pytest
 import snapshots
 from prometheus_client.parser import text_string_to_metric_families
 
-from correlator.parts import E2E_PARTS, NETWORK, OUTSIDE_ENGINE
-from exporter.prometheus.page import LivePage
+from sidelight.correlator.parts import E2E_PARTS, NETWORK, OUTSIDE_ENGINE
+from sidelight.exporter.prometheus.page import LivePage
 
 REPOSITORY = Path(__file__).parents[2]
 GENERATOR = REPOSITORY / "dashboards" / "generate.py"

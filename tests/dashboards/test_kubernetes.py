@@ -19,8 +19,8 @@ import snapshots
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.prometheus.page import LivePage
-from sidecar.options.watch import WatchOptions, check_watch, pages_of
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.sidecar.options.watch import WatchOptions, check_watch, pages_of
 
 REPOSITORY = Path(__file__).parents[2]
 DASHBOARDS = REPOSITORY / "dashboards"

@@ -7,8 +7,8 @@ import pytest
 import summaries
 from msgspec import UNSET
 
-from exporter.comparison import Compared, configuration_table, times_table, verdict_on
-from exporter.document import Figures, PartsBar, Prose
+from sidelight.exporter.comparison import Compared, configuration_table, times_table, verdict_on
+from sidelight.exporter.document import Figures, PartsBar, Prose
 
 
 def compared(label: str, most: float) -> Compared:

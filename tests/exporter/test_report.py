@@ -14,19 +14,19 @@ import summaries
 from logs import request_log
 from rich.console import Console
 
-from exporter.document import Prose
-from exporter.report.sections import as_text
-from exporter.report.verdict import where_it_went
-from exporter.summary.correlation import Correlation
-from exporter.summary.slowest import SlowRequest
-from exporter.summary.timeline import COLUMNS, Timeline
-from exporter.text import WIDTH, render
-from loadgen.requests.summary import client_summary
-from loadgen.requests.warmup import parse_warmup, statement
-from rundir.printable.numbers import cell, ms, percent
-from rundir.stats import Missing
-from scraper.window.quantities import Histogram
-from scraper.window.summary import DetectedEngine
+from sidelight.exporter.document import Prose
+from sidelight.exporter.report.sections import as_text
+from sidelight.exporter.report.verdict import where_it_went
+from sidelight.exporter.summary.correlation import Correlation
+from sidelight.exporter.summary.slowest import SlowRequest
+from sidelight.exporter.summary.timeline import COLUMNS, Timeline
+from sidelight.exporter.text import WIDTH, render
+from sidelight.loadgen.requests.summary import client_summary
+from sidelight.loadgen.requests.warmup import parse_warmup, statement
+from sidelight.rundir.printable.numbers import cell, ms, percent
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.window.quantities import Histogram
+from sidelight.scraper.window.summary import DetectedEngine
 
 VLLM = DetectedEngine(name="vllm", version=None, detected_by="metric vllm:num_requests_running")
 

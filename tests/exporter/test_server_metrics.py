@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from series import URL, endpoint_of
 from series import histogram as histogram_page
 
-from exporter.server_metrics import server_metrics_files
-from exporter.server_metrics.json import document
-from exporter.server_metrics.source import MetricsSource
-from rundir.files import replace_file
+from sidelight.exporter.server_metrics import server_metrics_files
+from sidelight.exporter.server_metrics.json import document
+from sidelight.exporter.server_metrics.source import MetricsSource
+from sidelight.rundir.files import replace_file
 
 Small = Callable[..., dict[str, Any]]
 

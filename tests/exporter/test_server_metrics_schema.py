@@ -12,7 +12,7 @@ from exports import Recorded, S, source_of
 from jsonschema import Draft202012Validator
 from series import endpoint_of
 
-from exporter.server_metrics.json import document
+from sidelight.exporter.server_metrics.json import document
 
 REPOSITORY = Path(__file__).parents[2]
 

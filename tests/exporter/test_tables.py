@@ -11,8 +11,8 @@ import pytest
 import summaries
 from recordings import log_of
 
-from exporter import tables
-from exporter.tables import requests_table, timeslices_table
+from sidelight.exporter import tables
+from sidelight.exporter.tables import requests_table, timeslices_table
 
 
 @pytest.mark.parametrize(

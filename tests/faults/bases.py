@@ -12,15 +12,15 @@ import msgspec
 from golden_files import copied
 from watch_directories import whole
 
-from methodology.execution import record, runner
-from methodology.execution.data import step_data
-from methodology.options import StudyOptions
-from methodology.procedures import PROCEDURES
-from methodology.study.model import Parameters, StepData, StudySettings
-from recorded.directory import LOGS, MANIFEST, RAW, log_ends, write_json
-from rundir.frames import FrameLog, read_frames
-from sidecar.options.load import RunOptions
-from sidecar.progress.reporter import Progress
+from sidelight.methodology.execution import record, runner
+from sidelight.methodology.execution.data import step_data
+from sidelight.methodology.options import StudyOptions
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.study.model import Parameters, StepData, StudySettings
+from sidelight.recorded.directory import LOGS, MANIFEST, RAW, log_ends, write_json
+from sidelight.rundir.frames import FrameLog, read_frames
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.progress.reporter import Progress
 
 RUNS = ("vllm_spans", "two_engines", "sglang_trtllm")
 STEPS = ("vllm_plain", "two_engines")  # whose load can be trusted

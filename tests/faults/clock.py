@@ -32,18 +32,18 @@ from relayed_spans import relayed
 from sent_spans import MS
 from test_watch import Watch, now_ms, request, watching  # that of the tests of `watch`
 
-from recorded.events import CLOCK_LEFT
-from recorded.run import Run
-from sidecar.cli.measuring import free_pair
-from sidecar.run import open_run
+from sidelight.recorded.events import CLOCK_LEFT
+from sidelight.recorded.run import Run
+from sidelight.sidecar.cli.measuring import free_pair
+from sidelight.sidecar.run import open_run
 
 STEPS = {"+1s": 1.0, "-1s": -1.0, "+1h": 3600.0, "-1h": -3600.0}
 SLEWS = {"500ppm": 500e-6, "5%": 0.05}
 VICTIMS = {
     "stop-conductor": "",
-    "stop-worker": "loadgen.worker",
-    "stop-scraper": "scraper.worker",
-    "stop-receiver": "scraper.worker.spans",
+    "stop-worker": "sidelight.loadgen.worker",
+    "stop-scraper": "sidelight.scraper.worker",
+    "stop-receiver": "sidelight.scraper.worker.spans",
 }
 LOAD = ("--rate", "30", "--duration", "3", "--warmup", "0", "--scrape-interval", "0.1", "--workers", "1")
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")

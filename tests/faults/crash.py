@@ -32,22 +32,22 @@ LOAD = ("--rate", "30", "--duration", "2", "--warmup", "0", "--scrape-interval",
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")
 RECEIVING = ("--otlp-listen", "127.0.0.1:0")
 MOST_ANSWERS = 60
-CHILDREN = ("loadgen.worker", "scraper.worker", "scraper.worker.spans")
+CHILDREN = ("sidelight.loadgen.worker", "sidelight.scraper.worker", "sidelight.scraper.worker.spans")
 # A process that dies at its n-th call: its module, and about how many calls of each kind it does in such a run.
 AT_CALL: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "conductor": ("sidecar", {"write": 70, "fsync": 35, "rename": 9, "open": 15}),
-    "worker": ("loadgen.worker", {"write": 75, "open": 2}),
-    "scraper": ("scraper.worker", {"write": 40, "open": 3}),
-    "receiver": ("scraper.worker.spans", {"write": 4, "open": 2}),
+    "worker": ("sidelight.loadgen.worker", {"write": 75, "open": 2}),
+    "scraper": ("sidelight.scraper.worker", {"write": 40, "open": 3}),
+    "receiver": ("sidelight.scraper.worker.spans", {"write": 4, "open": 2}),
 }
 WRITE_SHARE = 0.5  # of these deaths
 # Who is killed: the conductor, and the children that run these modules. How the command then ends; with 0 where
 # a worker had nothing more to do, or was gone: then nothing may be lost at all.
 VICTIMS: Mapping[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
     "conductor": (True, (), (-signal.SIGKILL,)),
-    "worker": (False, ("loadgen.worker",), (0, 3)),
-    "scraper": (False, ("scraper.worker",), (0,)),
-    "receiver": (False, ("scraper.worker.spans",), (0,)),
+    "worker": (False, ("sidelight.loadgen.worker",), (0, 3)),
+    "scraper": (False, ("sidelight.scraper.worker",), (0,)),
+    "receiver": (False, ("sidelight.scraper.worker.spans",), (0,)),
     "children": (False, CHILDREN, (0, 3)),
     "everything": (True, CHILDREN, (-signal.SIGKILL,)),
 }

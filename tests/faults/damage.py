@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 from faults.bases import rewrite, state
 
-from loadgen.records import RequestPart
-from methodology.execution.record import LOG, STUDY, Stopped
-from recorded.directory import MANIFEST, RAW
-from rundir.frames import read_frames
-from rundir.framing import Framer
-from scraper.series.log import LayoutRecord, RowRecord
-from scraper.spans.log import ExportRecord
+from sidelight.loadgen.records import RequestPart
+from sidelight.methodology.execution.record import LOG, STUDY, Stopped
+from sidelight.recorded.directory import MANIFEST, RAW
+from sidelight.rundir.frames import read_frames
+from sidelight.rundir.framing import Framer
+from sidelight.scraper.series.log import LayoutRecord, RowRecord
+from sidelight.scraper.spans.log import ExportRecord
 
 encode = msgspec.msgpack.Encoder().encode
 Damage = Callable[[Path, random.Random], None]  # changes a directory

@@ -13,7 +13,7 @@ from faults.parsers import OPENMETRICS, TEXT
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from scraper.exposition import MalformedPage, PageReader
+from sidelight.scraper.exposition import MalformedPage, PageReader
 
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, Labels]

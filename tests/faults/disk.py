@@ -24,7 +24,7 @@ from faults.cases import Case, Kind, NotReachedError, Setting, Try
 from faults.injected.sitecustomize import Fault, environment, install
 from processes import QUIET, Ended, ended, start
 
-from sidecar.cli.measuring import free_pair
+from sidelight.sidecar.cli.measuring import free_pair
 
 LOAD = ("--rate", "40", "--requests", "10", "--warmup", "0", "--scrape-interval", "0.1", "--workers", "1")
 # The calls that fail, each with what it fails with; and the modules of the processes of a command.
@@ -36,9 +36,9 @@ CALLS: dict[str, tuple[str, ...]] = {
 }
 PROCESSES = {
     "conductor": "sidecar",
-    "worker": "loadgen.worker",
-    "scraper": "scraper.worker",
-    "receiver": "scraper.worker.spans",
+    "worker": "sidelight.loadgen.worker",
+    "scraper": "sidelight.scraper.worker",
+    "receiver": "sidelight.scraper.worker.spans",
 }
 ROWS = {
     **{f"report:{call}": 3 for call in CALLS},

@@ -27,12 +27,12 @@ from faults import bases
 from faults.cases import Case, Kind, Setting, TooLongError, Try, cpu_limit, held_mib, peak_mib
 from faults.damage import DAMAGE
 
-from methodology.execution import between, verb
-from methodology.execution.derive import RESULT
-from methodology.execution.record import LOG, STEPS, open_study
-from recorded.directory import LOGS, RAW
-from rundir.frames import read_frames
-from sidecar.cli import app as cli
+from sidelight.methodology.execution import between, verb
+from sidelight.methodology.execution.derive import RESULT
+from sidelight.methodology.execution.record import LOG, STEPS, open_study
+from sidelight.recorded.directory import LOGS, RAW
+from sidelight.rundir.frames import read_frames
+from sidelight.sidecar.cli import app as cli
 
 RESUMED = "ttft"  # the study that goes on; the other one is a comparison
 SHARE_CUT = 0.25  # of the studies, that were killed before they are damaged

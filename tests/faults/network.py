@@ -29,7 +29,7 @@ from odd_exports import odd_export, over_http
 from processes import ANSWER, METRICS, MODELS, QUIET, Ended, sidelight
 from scraper_process import receiving, started
 
-from scraper.series.log import FailureRecord
+from sidelight.scraper.series.log import FailureRecord
 
 PAGE_TIMEOUT_S = 15.0
 HONEST_EVERY = 5  # requests, of which one is answered well

@@ -15,10 +15,10 @@ import msgspec
 from faults.parsers import Parser, file_of, files, studies
 from golden_files import GOLDEN
 
-from loadgen.requests.slo.objectives import parse_slo
-from methodology.execution import asking
-from methodology.execution.data import step_data
-from methodology.execution.record import (
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.methodology.execution import asking
+from sidelight.methodology.execution.data import step_data
+from sidelight.methodology.execution.record import (
     ALL,
     LOG,
     STUDY,
@@ -30,21 +30,21 @@ from methodology.execution.record import (
     open_study,
     read_all,
 )
-from methodology.measures.looks import parse_until
-from methodology.options import StudyOptions, SweepOptions
-from methodology.procedures import PROCEDURES
-from methodology.study.model import Step
-from methodology.study.outcome import outcome
-from methodology.study.planning import decide
-from recorded.errors import ConfigurationError
-from rundir.framing import Framer
-from rundir.printable import masking
-from rundir.printable.text import defused, printable_json, printable_lines
-from sidecar.options import access
-from sidecar.options.checks import extra_of
-from sidecar.options.config import as_recorded
-from sidecar.options.load import RunOptions
-from simulator.__main__ import main as simulate
+from sidelight.methodology.measures.looks import parse_until
+from sidelight.methodology.options import StudyOptions, SweepOptions
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.study.model import Step
+from sidelight.methodology.study.outcome import outcome
+from sidelight.methodology.study.planning import decide
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.framing import Framer
+from sidelight.rundir.printable import masking
+from sidelight.rundir.printable.text import defused, printable_json, printable_lines
+from sidelight.sidecar.options import access
+from sidelight.sidecar.options.checks import extra_of
+from sidelight.sidecar.options.config import as_recorded
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.simulator.__main__ import main as simulate
 
 Text = Callable[[str], object]
 NOW_NS = 1_800_000_000_000_000_000

@@ -18,32 +18,32 @@ import numpy as np
 from faults.cases import REPOSITORY
 from golden_files import GOLDEN
 
-from correlator.live.requests import SpanRequests
-from loadgen.http1 import BodyEnd, ProtocolError, dechunk, parse_head
-from loadgen.plan.prompts import PromptsError
-from loadgen.plan.traces import TraceError, read_trace
-from loadgen.plan.workloads import conversation, custom, prompts
-from loadgen.plan.workloads.fields import WorkloadError
-from loadgen.protocols import models
-from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.reading.reply import Reads, Reply
-from loadgen.protocols.table import PROTOCOLS
-from methodology.execution.record import StudyRecord, create, open_study
-from methodology.options import CompareOptions, StudyOptions, SweepOptions
-from methodology.study.model import Parameters, StudySettings
-from recorded.directory import read_manifest
-from recorded.errors import ConfigurationError
-from recorded.system import read_system
-from rundir.files import read_regular
-from rundir.framing import Unframer
-from scraper import perf_metrics
-from scraper.exposition import MalformedPage, PageReader
-from scraper.spans.intake.export import ExportRefusal, parsed, unpacked
-from scraper.spans.log import packed
-from scraper.spans.requests import engine_spans
-from sidecar.options import config
-from sidecar.options.load import RunOptions
-from sidecar.options.watch import ScrapeOptions, WatchOptions
+from sidelight.correlator.live.requests import SpanRequests
+from sidelight.loadgen.http1 import BodyEnd, ProtocolError, dechunk, parse_head
+from sidelight.loadgen.plan.prompts import PromptsError
+from sidelight.loadgen.plan.traces import TraceError, read_trace
+from sidelight.loadgen.plan.workloads import conversation, custom, prompts
+from sidelight.loadgen.plan.workloads.fields import WorkloadError
+from sidelight.loadgen.protocols import models
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.reading.reply import Reads, Reply
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.methodology.execution.record import StudyRecord, create, open_study
+from sidelight.methodology.options import CompareOptions, StudyOptions, SweepOptions
+from sidelight.methodology.study.model import Parameters, StudySettings
+from sidelight.recorded.directory import read_manifest
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.recorded.system import read_system
+from sidelight.rundir.files import read_regular
+from sidelight.rundir.framing import Unframer
+from sidelight.scraper import perf_metrics
+from sidelight.scraper.exposition import MalformedPage, PageReader
+from sidelight.scraper.spans.intake.export import ExportRefusal, parsed, unpacked
+from sidelight.scraper.spans.log import packed
+from sidelight.scraper.spans.requests import engine_spans
+from sidelight.sidecar.options import config
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
 
 CORPUS = REPOSITORY / "tests/data/faults"
 DATA = REPOSITORY / "tests/data"
@@ -256,7 +256,7 @@ def manifests() -> list[bytes]:
 
 
 def logs() -> list[bytes]:
-    from rundir.framing import Framer  # noqa: PLC0415  of this alone
+    from sidelight.rundir.framing import Framer  # noqa: PLC0415  of this alone
 
     framer = Framer()
     today = b"".join(map(framer.frame, (b"a", b"bb" * 50, b"c" * 500))) + framer.end()

@@ -54,7 +54,7 @@ class Engine:
         port = self.url.rpartition(":")[2] if self.url else "0"
         spans = ("--otlp-endpoint", self.spans_to) if self.spans_to else ()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "simulator", "--speed-profile", "fast", "--port", port, *spans),
+            *(sys.executable, "-m", "sidelight.simulator", "--speed-profile", "fast", "--port", port, *spans),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
@@ -81,7 +81,7 @@ async def soaked(place: Path, seconds: float, rng: random.Random) -> str:
         load = ("--rate", f"{RATE_PER_S:g}", "--duration", f"{seconds:g}", "--warmup", "0", "--request-timeout", "60")
         spans = ("--otlp-listen", "127.0.0.1:0", "--otlp-forward", world.collector_url)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sidecar", "run", f"{engine.url}/v1", *load, *spans, "--json"),
+            *(sys.executable, "-m", "sidelight", "run", f"{engine.url}/v1", *load, *spans, "--json"),
             *("--listen", "127.0.0.1:0", "--out", str(place / "run")),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -23,12 +23,12 @@ from faults.cases import Case, Kind, Setting, Try
 from faults.differential import page
 from series import endpoint_of
 
-from exporter.server_metrics import csv as server_metrics
-from exporter.server_metrics.json import document
-from loadgen.plan.traces import ArrivalTrace, read_trace
-from methodology.report.tables import as_csv
-from methodology.study.findings import Cell, ResultColumn, ResultTable
-from rundir.printable.text import defused
+from sidelight.exporter.server_metrics import csv as server_metrics
+from sidelight.exporter.server_metrics.json import document
+from sidelight.loadgen.plan.traces import ArrivalTrace, read_trace
+from sidelight.methodology.report.tables import as_csv
+from sidelight.methodology.study.findings import Cell, ResultColumn, ResultTable
+from sidelight.rundir.printable.text import defused
 
 ODD = "ab,[;\"'=+-@\t\r\n #é€\u2028\u202e\x1b\x00"
 FORMULAS = ("=1+1", "+x", "-2+3", "@SUM(1)", "\t=1", "-1", "+1e3", "-inf", "=", "# not a comment", "", " ")

@@ -21,7 +21,7 @@ from faults.cases import Case, Kind, Setting, Try
 from processes import alive
 from test_watch import RESTARTS, TRACE, Watch, request, watching  # that of the tests of `watch`
 
-from sidecar.run import open_run
+from sidelight.sidecar.run import open_run
 
 MOST_REQUESTS = 40
 

@@ -18,9 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from scraper.spans.intake.export import ExportRefusal, parsed
-from scraper.spans.log import packed
-from scraper.spans.requests import engine_spans
+from sidelight.scraper.spans.intake.export import ExportRefusal, parsed
+from sidelight.scraper.spans.log import packed
+from sidelight.scraper.spans.requests import engine_spans
 
 SECOND_NS = 10**9
 NOON_NS = 1_700_000_000 * SECOND_NS

@@ -13,9 +13,9 @@ import pytest
 from golden_files import FORMATS, GOLDEN, MANIFEST, RAW, compare, copied, derive, derived, expected, names
 from processes import sidelight
 
-from rundir.clock import anchor
-from sidecar.live.view import LiveRun
-from sidecar.report.derive import derive_run
+from sidelight.rundir.clock import anchor
+from sidelight.sidecar.live.view import LiveRun
+from sidelight.sidecar.report.derive import derive_run
 
 SHOWN = 20
 LOOKS = 23  # at the growing logs; few frames end where one of that many pieces does

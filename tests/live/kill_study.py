@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import processes
 
-from methodology.execution.record import TORN, open_study
-from methodology.procedures import PROCEDURES
-from methodology.study.planning import decide
+from sidelight.methodology.execution.record import TORN, open_study
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.study.planning import decide
 
 SHORT = ("--scale", "short", "--duration", "6s")
 

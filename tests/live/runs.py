@@ -36,7 +36,7 @@ class Measured:
 
 def measure(directory: Path, *options: str) -> Measured:
     """Run `sidelight run` with these options. Raises RuntimeError where it did not end with results."""
-    command = [sys.executable, "-m", "sidecar", "run", *options, "--listen", "off", "--out", str(directory)]
+    command = [sys.executable, "-m", "sidelight", "run", *options, "--listen", "off", "--out", str(directory)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode not in {0, 1}:
         raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")

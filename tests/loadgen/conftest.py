@@ -18,11 +18,11 @@ from certificates import Authority
 from children import piped
 from waiting import BOUND_S
 
-from loadgen import records
-from loadgen.plan import tokenizers
-from loadgen.requests.table.fold import assemble
-from loadgen.requests.table.log import RequestLog
-from rundir import clock, frames
+from sidelight.loadgen import records
+from sidelight.loadgen.plan import tokenizers
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir import clock, frames
 
 PATH = "/v1/chat/completions"
 
@@ -290,7 +290,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "urls": [url], "headers": {},
                 "out": str(tmp_path / f"requests-{changes.get('worker', 0)}.log"), "request_timeout_s": BOUND_S,
             } | changes  # fmt: skip
-            code = f"{prelude}\nimport sys\nfrom loadgen.worker import main\nsys.exit(main())"
+            code = f"{prelude}\nimport sys\nfrom sidelight.loadgen.worker import main\nsys.exit(main())"
             process = await stack.enter_async_context(piped("-c", code))
             worker = Worker(process, tmp_path, offset_ns)
             await worker.send(**spec)

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from loadgen.http1 import dechunk
-from loadgen.protocols.openai import FORM
-from loadgen.protocols.reading import batch
-from loadgen.protocols.reading.batch import WholeReply, may_join, read_whole
-from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.reply import Reads, Reply, head_of, joined, read_parts
-from loadgen.protocols.reading.stream import Form, ReplyState
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import RequestPart, read_log
-from loadgen.requests.table.fold import RequestFold, assemble
-from loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.http1 import dechunk
+from sidelight.loadgen.protocols.openai import FORM
+from sidelight.loadgen.protocols.reading import batch
+from sidelight.loadgen.protocols.reading.batch import WholeReply, may_join, read_whole
+from sidelight.loadgen.protocols.reading.events import SseEvent
+from sidelight.loadgen.protocols.reading.reply import Reads, Reply, head_of, joined, read_parts
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import RequestPart, read_log
+from sidelight.loadgen.requests.table.fold import RequestFold, assemble
+from sidelight.loadgen.requests.table.log import RequestLog
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECORDINGS = ("sglang_trtllm", "torn", "two_engines", "vllm_plain")

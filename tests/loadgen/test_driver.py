@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.driver import Order, Send, Stop, is_share, run_phase, slots
-from loadgen.plan.arrivals import Arrival, schedule
-from loadgen.records import PlannedRequest
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.driver import Order, Send, Stop, is_share, run_phase, slots
+from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.rundir.clock import AnchoredClock
 
 MS = 1_000_000
 

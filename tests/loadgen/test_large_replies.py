@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.protocols.reading import events
-from loadgen.protocols.reading.reply import Reads, Reply
-from loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.protocols.reading import events
+from sidelight.loadgen.protocols.reading.reply import Reads, Reply
+from sidelight.loadgen.protocols.table import PROTOCOLS
 
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LINES = SSE.replace(b"text/event-stream", b"application/x-ndjson")

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.protocols import kserve
-from loadgen.protocols.reading.reply import Reads, Reply
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.turns import reply_text
+from sidelight.loadgen.protocols import kserve
+from sidelight.loadgen.protocols.reading.reply import Reads, Reply
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.turns import reply_text
 
 SSE = "text/event-stream"
 LINES = "application/x-ndjson"

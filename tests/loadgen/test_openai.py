@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.protocols.reading import events as sse
-from loadgen.protocols.reading.reply import Reply
-from loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.protocols.reading import events as sse
+from sidelight.loadgen.protocols.reading.reply import Reply
+from sidelight.loadgen.protocols.table import PROTOCOLS
 
 PLAIN_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
 CHUNKED_HEAD = PLAIN_HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"

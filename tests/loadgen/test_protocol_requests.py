@@ -14,17 +14,17 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from loadgen.plan.fitting import PlanOrder, plan
-from loadgen.plan.tokenizers import ReferenceTokenizer
-from loadgen.plan.workloads.request import WorkloadRequest
-from loadgen.protocols.request import Prompt, RequestTarget
-from loadgen.protocols.table import PROTOCOLS, Endpoint, kserve
-from loadgen.records import RequestPart
-from loadgen.requests.table.fold import assemble
-from loadgen.transports.grpc import _with_id
-from loadgen.transports.packing import pack
-from sidecar.options.load import RunOptions
-from simulator.api import grpc as grpc_server
+from sidelight.loadgen.plan.fitting import PlanOrder, plan
+from sidelight.loadgen.plan.tokenizers import ReferenceTokenizer
+from sidelight.loadgen.plan.workloads.request import WorkloadRequest
+from sidelight.loadgen.protocols.request import Prompt, RequestTarget
+from sidelight.loadgen.protocols.table import PROTOCOLS, Endpoint, kserve
+from sidelight.loadgen.records import RequestPart
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.transports.grpc import _with_id
+from sidelight.loadgen.transports.packing import pack
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.simulator.api import grpc as grpc_server
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -223,7 +223,7 @@ def test_both_sides_of_grpc_are_compiled_from_one_definition():
 
 def test_the_compiled_definition_is_that_of_the_source():
     """Who changes kserve.proto compiles it again (docs/reference/protocols.md): every field has its name and number."""
-    source = resources.files("loadgen.protocols").joinpath("kserve.proto").read_text()
+    source = resources.files("sidelight.loadgen.protocols").joinpath("kserve.proto").read_text()
     kinds = [nested for kind in kserve._messages().values() for nested in _nested(kind.DESCRIPTOR)]
     fields = [(field.name, str(field.number)) for kind in kinds for field in kind.fields]
     assert sorted(re.findall(r"(\w+) = (\d+);", source)) == sorted(fields)

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen import records
-from loadgen.requests.table.fold import assemble
-from loadgen.requests.table.log import RequestLog
-from loadgen.transports.packing import pack
+from sidelight.loadgen import records
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.transports.packing import pack
 
 SCENARIOS = ("main", "edges", "multi_api_server", "engine_death")
 READS_A_PART = 16

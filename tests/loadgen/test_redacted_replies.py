@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen import records
-from loadgen.protocols.reading.reply import logged, read_to_log, unpack
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest, RequestPart
-from loadgen.requests.table.fold import assemble
-from loadgen.transports.packing import pack
+from sidelight.loadgen import records
+from sidelight.loadgen.protocols.reading.reply import logged, read_to_log, unpack
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest, RequestPart
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.transports.packing import pack
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HEAD = b"HTTP/1.1 422 Unprocessable\r\nContent-Type: application/json\r\n\r\n"

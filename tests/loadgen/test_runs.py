@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from loadgen.protocols.openai import FORM
-from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.reply import Reply, read_reply
-from loadgen.protocols.reading.stream import Form, ReplyState
-from loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.protocols.openai import FORM
+from sidelight.loadgen.protocols.reading.events import SseEvent
+from sidelight.loadgen.protocols.reading.reply import Reply, read_reply
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState
+from sidelight.loadgen.protocols.table import PROTOCOLS
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 ONE_BY_ONE = replace(FORM, run=None)

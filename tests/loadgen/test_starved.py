@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from waiting import BOUND_S
 
-from loadgen import records
-from loadgen.requests.self_check.check import self_check
+from sidelight.loadgen import records
+from sidelight.loadgen.requests.self_check.check import self_check
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from loadgen.timer import Alarm, wait_until
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.timer import Alarm, wait_until
+from sidelight.rundir.clock import AnchoredClock
 
 MS = 1_000_000
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.protocols.reading.reply import Reply
-from loadgen.protocols.reading.timings import ServerTimings
-from loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.protocols.reading.reply import Reply
+from sidelight.loadgen.protocols.reading.timings import ServerTimings
+from sidelight.loadgen.protocols.table import PROTOCOLS
 
 NAN = math.nan
 JSON = "application/json"

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import BOUND_S
 
-from loadgen import records
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest, RequestPart
-from loadgen.transports.transport import Exchange
-from loadgen.turns import next_turn
-from rundir import frames
+from sidelight.loadgen import records
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest, RequestPart
+from sidelight.loadgen.transports.transport import Exchange
+from sidelight.loadgen.turns import next_turn
+from sidelight.rundir import frames
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire

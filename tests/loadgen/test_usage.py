@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.records import PlannedRequest, RequestPart
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.slo.results import goodput
-from loadgen.requests.summary import client_summary
-from loadgen.requests.table.fold import assemble
-from loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.records import PlannedRequest, RequestPart
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.loadgen.requests.slo.results import goodput
+from sidelight.loadgen.requests.summary import client_summary
+from sidelight.loadgen.requests.table.fold import assemble
+from sidelight.loadgen.requests.table.log import RequestLog
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 MS = 1_000_000

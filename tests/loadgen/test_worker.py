@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from children import peak_bytes
 
-from loadgen import records
-from loadgen.protocols.reading.reply import unpack
+from sidelight.loadgen import records
+from sidelight.loadgen.protocols.reading.reply import unpack
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire
@@ -86,7 +86,7 @@ async def test_a_growing_plan_is_followed(serve: Serve, wire: type[Wire], start:
 
 def test_a_worker_starts_without_what_it_does_not_need():
     """Neither numpy nor aiohttp is imported by the process that stamps."""
-    code = "import loadgen.worker, sys; print(sorted({'numpy', 'aiohttp', 'tiktoken'} & set(sys.modules)))"
+    code = "import sidelight.loadgen.worker, sys; print(sorted({'numpy', 'aiohttp', 'tiktoken'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadgen.protocols.reading.reply import unpack
-from loadgen.records import RequestPart, read_log
-from loadgen.transports.transport import PART_BYTES
+from sidelight.loadgen.protocols.reading.reply import unpack
+from sidelight.loadgen.records import RequestPart, read_log
+from sidelight.loadgen.transports.transport import PART_BYTES
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire, Worker

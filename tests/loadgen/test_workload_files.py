@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from codes import raises
 
-from loadgen.plan.tokenizers import reference
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.plan.workloads import code_completion
-from loadgen.plan.workloads.fields import WorkloadError
-from loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.plan.tokenizers import reference
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.plan.workloads import code_completion
+from sidelight.loadgen.plan.workloads.fields import WorkloadError
+from sidelight.loadgen.protocols.table import PROTOCOLS
 
 COUNT = 1000
 

@@ -15,11 +15,11 @@ from codes import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.plan.tokenizers import reference
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.plan.workloads import custom, distributions, mix
-from loadgen.plan.workloads.custom import parse_lengths
-from loadgen.plan.workloads.distributions import (
+from sidelight.loadgen.plan.tokenizers import reference
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.plan.workloads import custom, distributions, mix
+from sidelight.loadgen.plan.workloads.custom import parse_lengths
+from sidelight.loadgen.plan.workloads.distributions import (
     BinnedDistribution,
     Choice,
     Distribution,
@@ -29,7 +29,7 @@ from loadgen.plan.workloads.distributions import (
     Percentiles,
     Uniform,
 )
-from loadgen.plan.workloads.fields import WorkloadError
+from sidelight.loadgen.plan.workloads.fields import WorkloadError
 
 WHOLE = """
 name: support desk

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from methodology.compare import Comparison, holm, of_family, paired, unpaired
+from sidelight.methodology.compare import Comparison, holm, of_family, paired, unpaired
 
 Compare = Callable[[list[float], list[float]], Comparison]
 RATIOS = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=3, max_size=12)

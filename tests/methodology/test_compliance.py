@@ -14,18 +14,18 @@ from declared_studies import TESTS, study
 from msgspec.structs import replace
 from recordings import log_of
 
-from correlator.breakdown import break_down
-from correlator.estimate.table import nothing
-from correlator.exact.table import unjoined
-from methodology.compliance.checks import CHECKS
-from methodology.compliance.facts import facts_of
-from methodology.compliance.requirements import requirements
-from methodology.compliance.runs import comply_run
-from methodology.compliance.statement import comply, satisfies
-from methodology.study.findings import ResultQuantity, StudyFindings
-from methodology.study.model import Outcome
-from recorded.system import as_text
-from rundir.stats import describe
+from sidelight.correlator.breakdown import break_down
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.table import unjoined
+from sidelight.methodology.compliance.checks import CHECKS
+from sidelight.methodology.compliance.facts import facts_of
+from sidelight.methodology.compliance.requirements import requirements
+from sidelight.methodology.compliance.runs import comply_run
+from sidelight.methodology.compliance.statement import comply, satisfies
+from sidelight.methodology.study.findings import ResultQuantity, StudyFindings
+from sidelight.methodology.study.model import Outcome
+from sidelight.recorded.system import as_text
+from sidelight.rundir.stats import describe
 
 SPECIFICATION = Path(__file__).parents[3] / "shared/spec/methodology.yaml"
 Study = dict[str, Any]

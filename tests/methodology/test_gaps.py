@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
-from rundir.stats import Missing
+from sidelight.methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
+from sidelight.rundir.stats import Missing
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 UNIMODAL: dict[str, Draw] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from methodology.fits.logistic import share_crossing
+from sidelight.methodology.fits.logistic import share_crossing
 
 
 def test_the_place_is_right_on_the_mean_and_its_interval_holds_it():

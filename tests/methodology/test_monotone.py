@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methodology.fits.monotone import crossing, curve
+from sidelight.methodology.fits.monotone import crossing, curve
 
 PLACES = st.lists(
     st.tuples(st.floats(0.1, 10), st.floats(-5, 5)), min_size=1, max_size=6, unique_by=lambda pair: pair[0]

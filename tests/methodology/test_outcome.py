@@ -10,10 +10,10 @@ import pytest
 from engine_series import engine
 from logs import request_log
 
-from correlator.breakdown import Parts
-from methodology.study.model import Kind, Outcome, Step, StepData
-from methodology.study.outcome import outcome
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.breakdown import Parts
+from sidelight.methodology.study.model import Kind, Outcome, Step, StepData
+from sidelight.methodology.study.outcome import outcome
+from sidelight.scraper.series.table import EndpointSeries
 
 SECONDS = 40
 SECOND = 10**9

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from methodology.measures.scaling import AtLength, exponent, models
-from rundir.stats import Missing
+from sidelight.methodology.measures.scaling import AtLength, exponent, models
+from sidelight.rundir.stats import Missing
 
 LENGTHS = [1024 * 2**at for at in range(8)]
 TRUTHS: dict[str, Callable[[float], float]] = {

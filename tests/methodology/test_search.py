@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from correlator.load.stability import Stability, Verdict
-from correlator.load.steady import SteadyWindow
-from loadgen.requests.slo.results import ObjectiveResult, SloResult
-from methodology.procedures.throughput import THROUGHPUT
-from methodology.search import at_objective, bracket, contradiction, crossing_of, next_step
-from methodology.study.model import Beyond, Done, Finished, Outcome, Parameters, Step, StudySettings
-from methodology.study.planning import decide, level_label
-from methodology.study.saturation import Capacity, capacity, capacity_shown, measured_capacity
+from sidelight.correlator.load.stability import Stability, Verdict
+from sidelight.correlator.load.steady import SteadyWindow
+from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidelight.methodology.procedures.throughput import THROUGHPUT
+from sidelight.methodology.search import at_objective, bracket, contradiction, crossing_of, next_step
+from sidelight.methodology.study.model import Beyond, Done, Finished, Outcome, Parameters, Step, StudySettings
+from sidelight.methodology.study.planning import decide, level_label
+from sidelight.methodology.study.saturation import Capacity, capacity, capacity_shown, measured_capacity
 
 LIMIT = 10.0
 WINDOW = SteadyWindow(start_ns=0, end_ns=54 * 10**9, left_out=0.1, enough=True)

@@ -12,12 +12,21 @@ from msgspec.structs import replace
 from virtual_runs import PartsSource
 from virtual_study import play, run_step
 
-from correlator.statistics.server_load import gauge_samples
-from loadgen.requests.metrics import request_metrics
-from methodology.study.findings import ResultQuantity, StudyFindings
-from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
-from simulator.settings import ENGINES, EngineSettings, SimulatorSettings
-from simulator.virtual import VirtualExchange, VirtualServer
+from sidelight.correlator.statistics.server_load import gauge_samples
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.methodology.study.findings import ResultQuantity, StudyFindings
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Parameters,
+    Procedure,
+    Reader,
+    Step,
+    StepData,
+    StudySettings,
+)
+from sidelight.simulator.settings import ENGINES, EngineSettings, SimulatorSettings
+from sidelight.simulator.virtual import VirtualExchange, VirtualServer
 
 
 def ran(

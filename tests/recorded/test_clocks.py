@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.requests.table.log import unknown_requests
-from recorded.nodes import (
+from sidelight.loadgen.requests.table.log import unknown_requests
+from sidelight.recorded.nodes import (
     EDGE,
     ClockExchange,
     NodeClock,

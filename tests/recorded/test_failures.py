@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from codes import raises
 
-from recorded.errors import ConfigurationError
-from recorded.failures import ErrorCount
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.recorded.failures import ErrorCount
 
 
 def test_the_first_error_of_a_block_is_counted(caplog: pytest.LogCaptureFixture):

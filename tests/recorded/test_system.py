@@ -7,8 +7,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from loadgen.plan.workloads.fields import WorkloadError
-from recorded.system import FIELDS, as_text, read_system, schema
+from sidelight.loadgen.plan.workloads.fields import WorkloadError
+from sidelight.recorded.system import FIELDS, as_text, read_system, schema
 
 DECLARED = {"boundary": "model engine", "accelerator-count": 2, "guardrails": [], "variants": {"off": {"model": "m"}}}
 

@@ -9,7 +9,7 @@ import ssl
 import aiohttp
 import pytest
 
-from rundir.access import connection_problem, masked
+from sidelight.rundir.access import connection_problem, masked
 
 
 @pytest.mark.parametrize(

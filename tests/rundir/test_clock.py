@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from rundir import clock as clocks
-from rundir.clock import STEP_NS, AnchoredClock, anchor, step_ns
+from sidelight.rundir import clock as clocks
+from sidelight.rundir.clock import STEP_NS, AnchoredClock, anchor, step_ns
 
 
 @pytest.mark.parametrize("moved_s", [-3600, -1, 1, 3600])

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rundir.columns import Ints, concat, ragged, take
+from sidelight.rundir.columns import Ints, concat, ragged, take
 
 
 @dataclass(frozen=True, kw_only=True)

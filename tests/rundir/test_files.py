@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rundir.files import NotRegular, replace_file
+from sidelight.rundir.files import NotRegular, replace_file
 
 
 def test_a_device_or_a_fifo_is_not_replaced(tmp_path: Path):

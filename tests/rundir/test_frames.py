@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import records
-from rundir import frames, framing
+from sidelight.loadgen import records
+from sidelight.rundir import frames, framing
 
 PLANNED = records.PlannedRequest(
     index=3, phase="measure", workload_class="x", path="/v1/chat/completions", body=b"{}", input_tokens=5, offset_ns=11

@@ -6,7 +6,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from rundir.frames import FrameLog, LogTails, next_number
+from sidelight.rundir.frames import FrameLog, LogTails, next_number
 
 DAY_S = 86_400.0
 OLD_NS = round(DAY_S * 1e9)

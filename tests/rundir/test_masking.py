@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.protocols.reading.failures import server_message
-from rundir.printable import masking
-from rundir.printable.masking import (
+from sidelight.loadgen.protocols.reading.failures import server_message
+from sidelight.rundir.printable import masking
+from sidelight.rundir.printable.masking import (
     blanked,
     masked_body,
     masked_command,

@@ -7,10 +7,10 @@ from typing import get_type_hints
 
 import pytest
 
-from rundir.printable.numbers import cell, count_of, ms, setting
-from sidecar.options.fields import read_seconds
-from sidecar.options.load import RunOptions
-from sidecar.options.watch import ScrapeOptions, WatchOptions
+from sidelight.rundir.printable.numbers import cell, count_of, ms, setting
+from sidelight.sidecar.options.fields import read_seconds
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
 
 
 def test_every_duration_of_a_configuration_has_its_unit():

@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from rundir.printable.text import LONGEST, LONGEST_WORD, defused, printable, printable_json, printable_lines, sparkline
+from sidelight.rundir.printable.text import (
+    LONGEST,
+    LONGEST_WORD,
+    defused,
+    printable,
+    printable_json,
+    printable_lines,
+    sparkline,
+)
 
 
 @pytest.mark.parametrize(

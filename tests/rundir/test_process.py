@@ -10,8 +10,8 @@ import weakref
 
 import pytest
 
-from rundir import process
-from rundir.process import COLLECT_EVERY, MOST_ERROR_BYTES, MemoryLimit, collecting_often, resident_bytes
+from sidelight.rundir import process
+from sidelight.rundir.process import COLLECT_EVERY, MOST_ERROR_BYTES, MemoryLimit, collecting_often, resident_bytes
 
 RARELY = 100_000  # as a command collects while it begins
 
@@ -21,7 +21,7 @@ def test_the_limit_is_raised_as_far_as_it_may():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     code = f"""
 import resource
-from rundir.process import raise_limit
+from sidelight.rundir.process import raise_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}))
 print(raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
@@ -47,7 +47,7 @@ def test_memory_beyond_the_limit_is_given_back_first(monkeypatch: pytest.MonkeyP
 def test_a_process_grows_no_further_than_it_may():
     """The system refuses what is more, and the process can go on."""
     code = """
-from rundir.process import limit_growth
+from sidelight.rundir.process import limit_growth
 limit_growth(100_000_000)
 assert bytes(60_000_000)
 try:
@@ -99,7 +99,7 @@ def test_memory_is_measured():
 def written(code: str) -> str:
     """What a process that limits its errors writes to standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", f"import logging\nfrom rundir import process\nprocess.limit_errors()\n{code}"],
+        [sys.executable, "-c", f"import logging\nfrom sidelight.rundir import process\nprocess.limit_errors()\n{code}"],
         capture_output=True,
         text=True,
         check=True,

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from served import Handler, Serve
 
-from scraper.targets.scrape import Scrape
+from sidelight.scraper.targets.scrape import Scrape
 
 REPOSITORY = Path(__file__).parents[2]
 URL = "http://engine.test/metrics"

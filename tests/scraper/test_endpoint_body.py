@@ -13,9 +13,9 @@ from itertools import repeat
 import pytest
 from served import Serve, answer
 
-from rundir.access import Access
-from scraper.targets.fetch import LIMITS, FetchLimits, _headers, open_session, scrape
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.access import Access
+from sidelight.scraper.targets.fetch import LIMITS, FetchLimits, _headers, open_session, scrape
+from sidelight.scraper.targets.scrape import Scrape
 
 MIB = 1024 * 1024
 PAGE = b"# TYPE x gauge\nx 1\n"

@@ -11,17 +11,17 @@ import pytest
 import series
 import yaml
 
-from rundir.stats import Missing
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.catalogue import catalogue, engine_names
-from scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect
-from scraper.exposition import Page, histograms, parse
-from scraper.series.log import rows
-from scraper.series.table import build
-from scraper.spans.request_times import TIMES
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.catalogue import catalogue, engine_names
+from sidelight.scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect
+from sidelight.scraper.exposition import Page, histograms, parse
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import build
+from sidelight.scraper.spans.request_times import TIMES
+from sidelight.scraper.targets.scrape import Scrape
 
-DIRECTORY = Path(str(resources.files("scraper.engines")))
+DIRECTORY = Path(str(resources.files("sidelight.scraper.engines")))
 
 
 @pytest.mark.parametrize("engine", engine_names())

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rundir.stats import Missing
-from scraper.engines.binding import CanonicalSource
-from scraper.engines.recognition import canonical, detect
-from scraper.exposition import Page, PageReader, parse
-from scraper.exposition import trtllm_iterations as trtllm_json
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.recognition import canonical, detect
+from sidelight.scraper.exposition import Page, PageReader, parse
+from sidelight.scraper.exposition import trtllm_iterations as trtllm_json
 
 EXPECTED = Path(__file__).parents[1] / "data/engine_pages.txt"
 SECTIONS = dict(

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from scraper.exposition import MalformedPage, Page, PageReader, parse
-from scraper.targets.scrape import Scrape
+from sidelight.scraper.exposition import MalformedPage, Page, PageReader, parse
+from sidelight.scraper.targets.scrape import Scrape
 
 Sample = tuple[str, tuple[tuple[str, str], ...], str, str]
 

@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scraper.exposition import MAX_LINE_CHARACTERS, MAX_LINES, MAX_SERIES, MalformedPage, Page, PageReader, parse
-from scraper.targets.scrape import Scrape
+from sidelight.scraper.exposition import (
+    MAX_LINE_CHARACTERS,
+    MAX_LINES,
+    MAX_SERIES,
+    MalformedPage,
+    Page,
+    PageReader,
+    parse,
+)
+from sidelight.scraper.targets.scrape import Scrape
 
 
 def test_every_cut_of_a_real_page_is_refused_or_a_prefix(vllm_scrapes: list[Scrape]):

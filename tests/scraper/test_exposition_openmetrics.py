@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from scraper.exposition import MalformedPage, Page, PageReader, parse
+from sidelight.scraper.exposition import MalformedPage, Page, PageReader, parse
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 import yaml
 
-from rundir.stats import Missing
-from scraper.engines import recognition as engines
-from scraper.exposition import Page, parse
-from scraper.gateways.catalogue import (
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines import recognition as engines
+from sidelight.scraper.exposition import Page, parse
+from sidelight.scraper.gateways.catalogue import (
     QUANTITIES,
     FirstOutput,
     can_state_more,
@@ -27,7 +27,7 @@ from scraper.gateways.catalogue import (
     gateway_names,
 )
 
-DIRECTORY = Path(str(resources.files("scraper.gateways")))
+DIRECTORY = Path(str(resources.files("sidelight.scraper.gateways")))
 DATA = Path(__file__).parents[1] / "data/gateway_pages.txt.xz"
 ASGI = "# TYPE http_server_active_requests gauge\nhttp_server_active_requests 3\n"
 

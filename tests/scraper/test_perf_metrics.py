@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rundir.stats import Missing
-from scraper import perf_metrics
-from scraper.perf_metrics import ReplyRecord, SteadyClock, TimingLog, clock_reading, read_log, record_of, timings
-from scraper.targets.scrape import Scrape, clock_of
+from sidelight.rundir.stats import Missing
+from sidelight.scraper import perf_metrics
+from sidelight.scraper.perf_metrics import (
+    ReplyRecord,
+    SteadyClock,
+    TimingLog,
+    clock_reading,
+    read_log,
+    record_of,
+    timings,
+)
+from sidelight.scraper.targets.scrape import Scrape, clock_of
 
 URL = "http://engine.test:8000/perf_metrics"
 CLOCK = "http://engine.test:8000/steady_clock_offset"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scraper.quantiles import fit, read, read_rows
-from scraper.quantiles.fit import Fit
+from sidelight.scraper.quantiles import fit, read, read_rows
+from sidelight.scraper.quantiles.fit import Fit
 
 Float64 = NDArray[np.float64]
 

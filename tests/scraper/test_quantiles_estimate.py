@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from scraper.quantiles import estimate, fit, read, read_rows
-from scraper.quantiles.intervals import sound
+from sidelight.scraper.quantiles import estimate, fit, read, read_rows
+from sidelight.scraper.quantiles.intervals import sound
 
 Float64 = NDArray[np.float64]
 

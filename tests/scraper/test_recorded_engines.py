@@ -14,12 +14,12 @@ import msgspec
 import pytest
 import series
 
-from scraper.engines.catalogue import catalogue
-from scraper.exposition import parse
-from scraper.series.log import rows
-from scraper.series.table import build
-from scraper.window.summary import server_summary
-from scraper.window.window import Window
+from sidelight.scraper.engines.catalogue import catalogue
+from sidelight.scraper.exposition import parse
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import build
+from sidelight.scraper.window.summary import server_summary
+from sidelight.scraper.window.window import Window
 
 DATA = Path(__file__).parents[1] / "data"
 

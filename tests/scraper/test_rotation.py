@@ -8,10 +8,18 @@ from pathlib import Path
 import pytest
 from odd_exports import counted
 
-from rundir.frames import FrameLog, Rotation, following, read_frames
-from scraper.series.log import LogReader, ScrapeLog, ScrapeRow
-from scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, SpanLogRecord, StateRecord, decode, packed
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.frames import FrameLog, Rotation, following, read_frames
+from sidelight.scraper.series.log import LogReader, ScrapeLog, ScrapeRow
+from sidelight.scraper.spans.log import (
+    ExportRecord,
+    ReceiverCounts,
+    SpanLog,
+    SpanLogRecord,
+    StateRecord,
+    decode,
+    packed,
+)
+from sidelight.scraper.targets.scrape import Scrape
 
 SMALL = Rotation(most_bytes=400, most_s=1e9)
 

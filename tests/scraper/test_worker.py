@@ -18,14 +18,14 @@ from scraper_process import started
 from served import Handler, Serve
 from waiting import BOUND_S
 
-from rundir.frames import FrameTail
-from scraper.exposition import histograms
-from scraper.series.log import ScrapeRow
-from scraper.series.table import build
-from scraper.targets.scrape import Scrape
-from scraper.targets.target import offset_ns
-from scraper.window.increase import counter, histogram
-from scraper.window.window import ScrapeSelection, Window, select_scrapes
+from sidelight.rundir.frames import FrameTail
+from sidelight.scraper.exposition import histograms
+from sidelight.scraper.series.log import ScrapeRow
+from sidelight.scraper.series.table import build
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.scraper.targets.target import offset_ns
+from sidelight.scraper.window.increase import counter, histogram
+from sidelight.scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 INTERVAL_NS = 20_000_000
 GIVEN_UP_S = 1.0  # within which a scrape would be given up that must not be

@@ -16,8 +16,8 @@ from scraper_process import started
 from served import TEXT, Serve, answer
 from waiting import BOUND_S
 
-from scraper.series.log import FailureRecord, ScrapeRow
-from scraper.targets.target import offset_ns
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.scraper.targets.target import offset_ns
 
 INTERVAL_NS = 250_000_000
 TIMEOUT_S = 3.0

@@ -17,10 +17,10 @@ from odd_exports import counted, odd_export, over_grpc, over_http
 from scraper_process import receiving
 from waiting import BOUND_S
 
-from rundir.frames import read_frames
-from scraper.spans.log import ReceiverCounts, decode
-from scraper.spans.requests import engine_spans
-from scraper.spans.spec import CannotListen, require_free
+from sidelight.rundir.frames import read_frames
+from sidelight.scraper.spans.log import ReceiverCounts, decode
+from sidelight.scraper.spans.requests import engine_spans
+from sidelight.scraper.spans.spec import CannotListen, require_free
 
 
 def export(number: int, *, late_ns: int = 0, **changes: object) -> bytes:
@@ -174,6 +174,6 @@ async def test_a_receiver_that_cannot_be_is_an_unusable_spec(tmp_path: Path, spa
 def test_a_scraper_does_not_import_grpc():
     """Nor the messages of OTLP."""
     heavy = "('grpc', 'opentelemetry')"
-    asked = f"import sys, scraper.worker.__main__; print([name for name in {heavy} if name in sys.modules])"
+    asked = f"import sys, sidelight.scraper.worker.__main__; print([name for name in {heavy} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=BOUND_S)
     assert "[]\n" == shown.stdout

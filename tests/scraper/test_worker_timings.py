@@ -11,7 +11,7 @@ from scraper_process import started
 from served import Serve, answer
 from waiting import BOUND_S
 
-from scraper.perf_metrics import ReplyRecord, read_log, timings
+from sidelight.scraper.perf_metrics import ReplyRecord, read_log, timings
 
 TIMES = {"arrival_time": 1.0, "first_scheduled_time": 2.0, "first_token_time": 3.0, "last_token_time": 4.0}
 ITEM = {"request_id": 1, "perf_metrics": {"timing_metrics": TIMES}}

@@ -18,11 +18,11 @@ import pytest
 from processes import Ended
 from waiting import BOUND_S
 
-from loadgen.plan.workloads import catalogue as workloads
-from sidecar.__main__ import LEAST_BYTES
-from sidecar.cli.help import RARE
-from sidecar.options.fields import flag_of
-from sidecar.options.load import RunOptions
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.sidecar.__main__ import LEAST_BYTES
+from sidelight.sidecar.cli.help import RARE
+from sidelight.sidecar.options.fields import flag_of
+from sidelight.sidecar.options.load import RunOptions
 
 UNUSED = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there
 RUN = f"run --url {UNUSED}"
@@ -276,16 +276,16 @@ def test_schemas_are_printed(sidelight: Sidelight, of: list[str], title: str):
 
 def test_a_report_does_not_wait_for_a_client():
     """What was scraped is read back without an HTTP client, which takes a sixth of a second to load."""
-    loaded = "import sys, sidecar.report.derive; print(sorted({'aiohttp', 'grpc'} & set(sys.modules)))"
+    loaded = "import sys, sidelight.sidecar.report.derive; print(sorted({'aiohttp', 'grpc'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert "[]\n" == shown.stdout
 
 
 def test_signals_are_heeded_before_what_takes_time_is_imported():
     """Until then SIGTERM is Python's: exit code 143, where 130 is documented."""
-    code = "import sys; before = set(sys.modules); import sidecar.__main__; print(*set(sys.modules) - before)"
+    code = "import sys; before = set(sys.modules); import sidelight.sidecar.__main__; print(*set(sys.modules) - before)"
     imported = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert "sidecar.__main__" in imported
+    assert "sidelight.sidecar.__main__" in imported
     assert not {"typing", "asyncio", "email", "importlib.metadata"} & set(imported)
 
 
@@ -293,7 +293,7 @@ def test_the_help_of_a_run_fits_in_three_screens():
     """Each option that people type has two lines at most; --help-all has all options, and names each."""
     brief, full = (
         subprocess.run(
-            [sys.executable, "-m", "sidecar", "run", option],
+            [sys.executable, "-m", "sidelight", "run", option],
             check=True, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"},
         ).stdout
         for option in ("--help", "--help-all")
@@ -309,9 +309,8 @@ def test_the_help_of_a_run_fits_in_three_screens():
 
 def test_help_does_not_wait_for_numpy():
     """Nor for other imports that only a run or a report needs: they cost a multiple of what --help takes."""
-    loaded = (
-        "import sys, sidecar.cli.app; print(sorted({'numpy', 'aiohttp', 'pyarrow', 'grpc', 'yaml'} & set(sys.modules)))"
-    )
+    heavy = "{'numpy', 'aiohttp', 'pyarrow', 'grpc', 'yaml'}"
+    loaded = f"import sys, sidelight.sidecar.cli.app; print(sorted({heavy} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert "[]\n" == shown.stdout
 
@@ -324,7 +323,7 @@ def test_too_little_memory_is_said_before_a_library_asks_for_it(tmp_path: Path, 
     most_bytes = LEAST_BYTES - missing_bytes
     run = golden_files.copied("two_engines", tmp_path)
     ended = subprocess.run(
-        [sys.executable, "-m", "sidecar", "report", run],
+        [sys.executable, "-m", "sidelight", "report", run],
         capture_output=True,
         text=True,
         timeout=BOUND_S,

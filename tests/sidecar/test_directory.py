@@ -23,21 +23,21 @@ from run_directories import MANIFEST, Recorded, write
 from sent_requests import parts
 from sent_spans import TRACE, call, engine, export, gateway
 
-from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record
-from loadgen.requests.table.log import RequestLog
-from recorded.directory import RAW, create, require_free, scarce, write_json, write_text, write_whole
-from recorded.errors import ConfigurationError, unusable_place
-from recorded.events import Event
-from recorded.run import Phase
-from rundir.frames import FrameLog
-from rundir.framing import MOST_INFLATED_BYTES
-from scraper.perf_metrics import TimingLog
-from scraper.series.log import LayoutRecord, RowRecord
-from scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
-from scraper.targets.scrape import Scrape
-from sidecar.report.derive import derive
-from sidecar.run import open_run
-from sidecar.run.phases import last_answered
+from sidelight.loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.directory import RAW, create, require_free, scarce, write_json, write_text, write_whole
+from sidelight.recorded.errors import ConfigurationError, unusable_place
+from sidelight.recorded.events import Event
+from sidelight.recorded.run import Phase
+from sidelight.rundir.frames import FrameLog
+from sidelight.rundir.framing import MOST_INFLATED_BYTES
+from sidelight.scraper.perf_metrics import TimingLog
+from sidelight.scraper.series.log import LayoutRecord, RowRecord
+from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.sidecar.report.derive import derive
+from sidelight.sidecar.run import open_run
+from sidelight.sidecar.run.phases import last_answered
 
 stamps = st.integers(1, 2**62)
 events = st.builds(
@@ -319,7 +319,7 @@ def test_files_are_for_those_who_may_read_the_directory(tmp_path: Path, modes: l
 def test_a_disk_with_little_room_is_said_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What happens when it is full, and what to do; nothing of one with room."""
     assert "" == scarce(tmp_path)
-    monkeypatch.setattr("recorded.directory.disk_usage", lambda _: SimpleNamespace(free=255_000_000))
+    monkeypatch.setattr("sidelight.recorded.directory.disk_usage", lambda _: SimpleNamespace(free=255_000_000))
     assert scarce(tmp_path).startswith("only 255 MB are free on the disk of")
 
 

@@ -11,15 +11,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rundir.clock import anchor
-from scraper.exposition import parse
-from scraper.targets.scrape import Scrape
-from sidecar.doctor import examination as doctor
-from sidecar.doctor.delivery import LEAST_HELD_S
-from sidecar.doctor.page import PageSamples, describe
-from sidecar.options.load import DoctorOptions
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.rundir.clock import anchor
+from sidelight.scraper.exposition import parse
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.sidecar.doctor import examination as doctor
+from sidelight.sidecar.doctor.delivery import LEAST_HELD_S
+from sidelight.sidecar.doctor.page import PageSamples, describe
+from sidelight.sidecar.options.load import DoctorOptions
+from sidelight.simulator.server import running
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 REPLY = 'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'

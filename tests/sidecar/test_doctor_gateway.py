@@ -13,11 +13,11 @@ from codes import raises
 from header_echo import HELD_S, PIECES, Way, gateway, header_echo
 from processes import engine, sidelight
 
-from sidecar.cli.measuring import free_pair
-from sidecar.doctor import examination as doctor
-from sidecar.doctor.delivery import delivery_lines
-from sidecar.options.checks import check_doctor
-from sidecar.options.load import DoctorOptions
+from sidelight.sidecar.cli.measuring import free_pair
+from sidelight.sidecar.doctor import examination as doctor
+from sidelight.sidecar.doctor.delivery import delivery_lines
+from sidelight.sidecar.options.checks import check_doctor
+from sidelight.sidecar.options.load import DoctorOptions
 
 MS = 10**6
 

@@ -9,10 +9,10 @@ import re
 
 import pytest
 
-import sidecar
-from recorded import errors
-from recorded.errors import ConfigurationError, Interrupted, SidelightError
-from sidecar.cli.messages import unexpected
+from sidelight import sidecar
+from sidelight.recorded import errors
+from sidelight.recorded.errors import ConfigurationError, Interrupted, SidelightError
+from sidelight.sidecar.cli.messages import unexpected
 
 
 def drawn() -> dict[str, int]:
@@ -28,7 +28,7 @@ def below(root: type[SidelightError]) -> set[type[SidelightError]]:
 
 def test_every_class_stands_in_the_drawing_with_its_exit_code():
     """Wherever in the package an error were defined, it would have to be drawn; and nothing is drawn that is not."""
-    for module in pkgutil.walk_packages(sidecar.__path__, "sidecar."):
+    for module in pkgutil.walk_packages(sidecar.__path__, "sidelight.sidecar."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     assert drawn() == {kind.__name__: kind.exit_code for kind in below(SidelightError)}

@@ -11,11 +11,11 @@ import pytest
 from golden_files import GOLDEN
 from processes import Ended
 
-from recorded.directory import MANIFEST, RAW, create, write_json
-from recorded.events import Event, append_event
-from scraper.series.log import ScrapeLog
-from scraper.targets.scrape import Scrape
-from sidecar.report.derive import derive
+from sidelight.recorded.directory import MANIFEST, RAW, create, write_json
+from sidelight.recorded.events import Event, append_event
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.sidecar.report.derive import derive
 
 S = 10**9
 URL = "http://127.0.0.1:9/metrics"

@@ -10,12 +10,12 @@ from run_directories import Recorded, write
 from sent_requests import planned
 from sent_spans import call, export
 
-from loadgen.records import append_record
-from recorded.directory import write_json, write_text
-from recorded.events import Event
-from rundir.frames import FrameLog
-from scraper.spans.log import ReceiverCounts, SpanLog, StateRecord
-from sidecar.run import open_run
+from sidelight.loadgen.records import append_record
+from sidelight.recorded.directory import write_json, write_text
+from sidelight.recorded.events import Event
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.spans.log import ReceiverCounts, SpanLog, StateRecord
+from sidelight.sidecar.run import open_run
 
 STATED = [
     Event(at_ns=1, name="planned", data={"phase": "measure", "count": 2, "turns": 0}),

@@ -10,14 +10,14 @@ from sent_spans import INTERNAL, NOON, S, call, engine, export, span
 from series import scraped
 from watch_directories import URL, begin, fill
 
-from exporter.summary.watched import BrokenTraces
-from recorded.directory import RAW
-from recorded.events import Event, append_event
-from rundir.frames import FrameLog
-from scraper.series.log import ScrapeLog
-from scraper.spans.log import ForwardQueue, ReceiverCounts, SpanLog, StateRecord
-from sidecar.report.derive import derive
-from sidecar.run import open_run
+from sidelight.exporter.summary.watched import BrokenTraces
+from sidelight.recorded.directory import RAW
+from sidelight.recorded.events import Event, append_event
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.scraper.spans.log import ForwardQueue, ReceiverCounts, SpanLog, StateRecord
+from sidelight.sidecar.report.derive import derive
+from sidelight.sidecar.run import open_run
 
 HOUR = 3600 * S
 

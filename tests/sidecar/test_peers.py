@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 from processes import Ended
 
-from sidecar.cli.arguments import translate
-from sidecar.cli.peers import HINTS, RENAMED
-from sidecar.options.fields import flag_of
-from sidecar.options.load import RunOptions
+from sidelight.sidecar.cli.arguments import translate
+from sidelight.sidecar.cli.peers import HINTS, RENAMED
+from sidelight.sidecar.options.fields import flag_of
+from sidelight.sidecar.options.load import RunOptions
 
 UNUSED = "http://127.0.0.1:9"
 OURS = {flag_of(field.name) for field in dataclasses.fields(RunOptions)} | {"--no-reuse", "--help"}

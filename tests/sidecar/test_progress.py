@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from exporter.html.markup import blocks
-from exporter.summary.verdict import PartShare, RunVerdict, VerdictFigure
-from rundir.printable.text import LONGEST_WORD
-from sidecar.progress.panel import BAR, Standing, View, line, panel, panel_rows
-from sidecar.progress.reporter import MOST_REMEMBERED, Mode, Progress, Terminal, mode_for
+from sidelight.exporter.html.markup import blocks
+from sidelight.exporter.summary.verdict import PartShare, RunVerdict, VerdictFigure
+from sidelight.rundir.printable.text import LONGEST_WORD
+from sidelight.sidecar.progress.panel import BAR, Standing, View, line, panel, panel_rows
+from sidelight.sidecar.progress.reporter import MOST_REMEMBERED, Mode, Progress, Terminal, mode_for
 
 VIEW = View(
     loaded=True,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from processes import until
 
-from recorded import syncing
-from recorded.syncing import LogSync
+from sidelight.recorded import syncing
+from sidelight.recorded.syncing import LogSync
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from simulated_load import samples_of
 
-from loadgen.plan.tokenizers import ServerTokenizer, probe_server
-from scraper.targets.fetch import ACCEPT
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.loadgen.plan.tokenizers import ServerTokenizer, probe_server
+from sidelight.scraper.targets.fetch import ACCEPT
+from sidelight.simulator.server import running
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
 ENGINE = EngineSettings(speed=PROFILES["fast"], max_model_len=512, seed=5)
 PAGES = {"vllm": "/metrics", "sglang": "/metrics", "trtllm": "/prometheus/metrics"}

@@ -16,13 +16,13 @@ from stat import S_IMODE
 import pytest
 from waiting import BOUND_S
 
-from simulator.__main__ import main
+from sidelight.simulator.__main__ import main
 
 
 @contextmanager
 def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a simulator and give it with its URL; it is killed in the end if it has not ended."""
-    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", *arguments]
+    command = [sys.executable, "-m", "sidelight.simulator", "--speed-profile", "fast", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -61,7 +61,7 @@ def test_an_occupied_port_is_one_line_and_exit_2():
     """The line says where it could not listen."""
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
-        command = [sys.executable, "-m", "simulator", "--port", str(port)]
+        command = [sys.executable, "-m", "sidelight.simulator", "--port", str(port)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
     said = f"simulator: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port, or 0\n"
     assert (2, "", said) == (ended.returncode, ended.stdout, ended.stderr)

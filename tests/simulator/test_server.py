@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from simulated_load import client_of
 
-from simulator.engine.replies import WORDS
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.simulator.engine.replies import WORDS
+from sidelight.simulator.server import running
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
 ENGINE = EngineSettings(speed=PROFILES["fast"], max_model_len=512, seed=5)
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}

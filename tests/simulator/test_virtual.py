@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.history import EngineRequest
-from simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
-from simulator.virtual import EPOCH_NS, Played, SimulatedLoad, VirtualServer
+from sidelight.simulator.engine.history import EngineRequest
+from sidelight.simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
+from sidelight.simulator.virtual import EPOCH_NS, Played, SimulatedLoad, VirtualServer
 
 SECOND = 10**9
 

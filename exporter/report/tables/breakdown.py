@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS, Part
-from exporter.document import BARS, SUMMARY, Cell, Row, Table, numbers, table, words
-from exporter.summary.breakdown import (
+from sidelight.correlator.parts import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS, Part
+from sidelight.exporter.document import BARS, SUMMARY, Cell, Row, Table, numbers, table, words
+from sidelight.exporter.summary.breakdown import (
     NOT_SEEN,
     Breakdown,
     E2ePart,
@@ -17,9 +17,9 @@ from exporter.summary.breakdown import (
     label_of,
     short_label_of,
 )
-from exporter.summary.correlation import Correlation
-from rundir.printable.numbers import cell, ms, percent
-from rundir.stats import Statistics
+from sidelight.exporter.summary.correlation import Correlation
+from sidelight.rundir.printable.numbers import cell, ms, percent
+from sidelight.rundir.stats import Statistics
 
 SOURCES = {
     "trace": "engine spans",

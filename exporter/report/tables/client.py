@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from correlator.parts import TTFT_PARTS
-from exporter.document import BLANK, Block, Prose, Table, numbers, table
-from exporter.report.load import rate_lines
-from exporter.summary.breakdown import Breakdown, json_name, label_of
-from exporter.summary.result import Summary
-from loadgen.requests.delivery import Delivery
-from loadgen.requests.self_check.nodes import NodeSummary
-from loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
-from rundir.printable.numbers import cell
-from rundir.stats import Statistics
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.document import BLANK, Block, Prose, Table, numbers, table
+from sidelight.exporter.report.load import rate_lines
+from sidelight.exporter.summary.breakdown import Breakdown, json_name, label_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.delivery import Delivery
+from sidelight.loadgen.requests.self_check.nodes import NodeSummary
+from sidelight.loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
+from sidelight.rundir.printable.numbers import cell
+from sidelight.rundir.stats import Statistics
 
 CLIENT_ROWS = (
     ("ttft_ms", "TTFT, ms"),

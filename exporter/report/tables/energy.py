@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from exporter.document import BLANK, Block, Prose, Row, numbers, table, words
-from rundir.printable.numbers import cell, percent
-from scraper.hardware.summary import Device, Hardware
+from sidelight.exporter.document import BLANK, Block, Prose, Row, numbers, table, words
+from sidelight.rundir.printable.numbers import cell, percent
+from sidelight.scraper.hardware.summary import Device, Hardware
 
 SHOWN = 16  # devices; their totals say the rest
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.summary.gateways import PageBesideSpans
-from exporter.summary.result import Summary
-from rundir.printable.numbers import cell, percent, spoken, spoken_together
-from scraper.gateways.catalogue import gateway
-from scraper.window.quantities import GatewayPage
+from sidelight.exporter.summary.gateways import PageBesideSpans
+from sidelight.exporter.summary.result import Summary
+from sidelight.rundir.printable.numbers import cell, percent, spoken, spoken_together
+from sidelight.scraper.gateways.catalogue import gateway
+from sidelight.scraper.window.quantities import GatewayPage
 
 AGREES_MS, AGREES_RATIO = 5.0, 0.1  # what page and spans may be apart
 

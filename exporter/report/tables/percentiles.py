@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from correlator.statistics.intervals import QuantileInterval
-from exporter.document import Cell, Table, numbers, table
-from exporter.report.tables.client import time_labels
-from exporter.summary.result import Summary
-from rundir.printable.numbers import duration, ms, spoken
+from sidelight.correlator.statistics.intervals import QuantileInterval
+from sidelight.exporter.document import Cell, Table, numbers, table
+from sidelight.exporter.report.tables.client import time_labels
+from sidelight.exporter.summary.result import Summary
+from sidelight.rundir.printable.numbers import duration, ms, spoken
 
 SPOKEN = ("p50", "p95", "p99")
 SHOWN = ("p50", "p90", "p99")

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from correlator.statistics.association import Association
-from exporter.document import BLANK, Block, Cell, Prose, numbers, table
-from exporter.summary.correlation import TimePercentiles
-from exporter.summary.result import Summary
-from rundir.printable.numbers import cell, ms, percent
-from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
-from scraper.window.summary import Server
+from sidelight.correlator.statistics.association import Association
+from sidelight.exporter.document import BLANK, Block, Cell, Prose, numbers, table
+from sidelight.exporter.summary.correlation import TimePercentiles
+from sidelight.exporter.summary.result import Summary
+from sidelight.rundir.printable.numbers import cell, ms, percent
+from sidelight.scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
+from sidelight.scraper.window.summary import Server
 
 WIDE = 0.2
 LEAST_SHOWN_MS = 0.01  # the last digit of a table

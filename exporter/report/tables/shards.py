@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from correlator.live.reasons import NO_CLIENT, NO_ENGINE
-from exporter.document import BLANK, Block, Cell, numbers, table, words
-from exporter.summary.watched import ShardCounts, SinceStart, WatchedTraffic
-from rundir.printable.numbers import cell
+from sidelight.correlator.live.reasons import NO_CLIENT, NO_ENGINE
+from sidelight.exporter.document import BLANK, Block, Cell, numbers, table, words
+from sidelight.exporter.summary.watched import ShardCounts, SinceStart, WatchedTraffic
+from sidelight.rundir.printable.numbers import cell
 
 
 def shards_section(watch: WatchedTraffic) -> Iterator[Block]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from correlator.parts import TTFT_PARTS
-from exporter.document import BLANK, Block, Line, numbers, table, words
-from exporter.summary.breakdown import Breakdown, json_name, short_label_of
-from exporter.summary.slowest import SlowRequest
-from rundir.printable.numbers import cell
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.document import BLANK, Block, Line, numbers, table, words
+from sidelight.exporter.summary.breakdown import Breakdown, json_name, short_label_of
+from sidelight.exporter.summary.slowest import SlowRequest
+from sidelight.rundir.printable.numbers import cell
 
 # What ran beside a request as it was sent, by the engine's count or else ours, and how long its prompt was.
 BY_ENGINE = (("requests_waiting", "waiting"), ("requests_running", "running"))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.plan.tokenizers.fitting import FittedPrompt, FittingTokenizer, TokenizerError, count_text, fit
-from loadgen.plan.tokenizers.local import LocalTokenizer
-from loadgen.plan.tokenizers.reference import REFERENCE, ReferenceTokenizer, reference
-from loadgen.plan.tokenizers.server import ServerTokenizer, probe_server
+from sidelight.loadgen.plan.tokenizers.fitting import FittedPrompt, FittingTokenizer, TokenizerError, count_text, fit
+from sidelight.loadgen.plan.tokenizers.local import LocalTokenizer
+from sidelight.loadgen.plan.tokenizers.reference import REFERENCE, ReferenceTokenizer, reference
+from sidelight.loadgen.plan.tokenizers.server import ServerTokenizer, probe_server
 
 __all__ = [
     "REFERENCE",

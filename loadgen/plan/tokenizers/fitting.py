@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rundir.printable.errors import CodedError
+from sidelight.rundir.printable.errors import CodedError
 
 _CORRECTIONS = 4
 _HALF_CHARACTER = "\ufffd"

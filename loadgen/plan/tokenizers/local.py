@@ -21,10 +21,10 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from loadgen.plan.tokenizers import rendering
-from loadgen.plan.tokenizers.fitting import TokenizerError
-from loadgen.protocols.request import Prompt, messages_of
-from rundir.printable.masking import secret_variables
+from sidelight.loadgen.plan.tokenizers import rendering
+from sidelight.loadgen.plan.tokenizers.fitting import TokenizerError
+from sidelight.loadgen.protocols.request import Prompt, messages_of
+from sidelight.rundir.printable.masking import secret_variables
 
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from loadgen.plan.tokenizers.fitting import TokenizerError
-from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.request import Prompt, messages_of
-from rundir.access import root_url
+from sidelight.loadgen.plan.tokenizers.fitting import TokenizerError
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.request import Prompt, messages_of
+from sidelight.rundir.access import root_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -133,7 +133,7 @@ async def probe_server(
     """
     import aiohttp  # noqa: PLC0415  # a load worker must not pay for it
 
-    from rundir.redirects import on_same_host  # noqa: PLC0415  as above
+    from sidelight.rundir.redirects import on_same_host  # noqa: PLC0415  as above
 
     session = aiohttp.ClientSession(
         headers=dict(headers),

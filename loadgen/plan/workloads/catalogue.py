@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen.plan.workloads.fields import WorkloadError, nearest
-from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, nearest
+from sidelight.loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
 
 if TYPE_CHECKING:
-    from loadgen.plan.workloads.custom import CustomWorkload
-    from loadgen.plan.workloads.mix import RequestClass
-    from loadgen.protocols.table import Protocol
+    from sidelight.loadgen.plan.workloads.custom import CustomWorkload
+    from sidelight.loadgen.plan.workloads.mix import RequestClass
+    from sidelight.loadgen.protocols.table import Protocol
 
 __all__ = [
     "NAMES",
@@ -152,13 +152,13 @@ def _is_inline(name: str) -> bool:
 
 
 def _read_own(name: str) -> CustomWorkload:
-    from loadgen.plan.workloads import custom  # noqa: PLC0415  # most runs need neither YAML's parser nor this
+    from sidelight.loadgen.plan.workloads import custom  # noqa: PLC0415  # most runs need neither YAML's parser nor this
 
     return custom.read_inline(name) if _is_inline(name) else custom.read(Path(name))
 
 
 def _custom(name: str, seed: int, lengths: Lengths) -> ReadyWorkload:
-    from loadgen.plan.workloads import mix  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads import mix  # noqa: PLC0415  # as above
 
     custom = _read_own(name)
     classes = _with_lengths(custom.classes, lengths)
@@ -172,7 +172,7 @@ def _custom(name: str, seed: int, lengths: Lengths) -> ReadyWorkload:
 
 def _with_lengths(classes: Sequence[RequestClass], lengths: Lengths) -> list[RequestClass]:
     """Return classes with the lengths that are given in place of theirs. Raises WorkloadError naming the option."""
-    from loadgen.plan.workloads.custom import parse_lengths  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads.custom import parse_lengths  # noqa: PLC0415  # as above
 
     given: dict[str, Any] = {}
     for name in ("input_tokens", "output_tokens"):
@@ -194,7 +194,7 @@ def _named(name: str, lengths: Lengths) -> str:
 
 
 def _generated(name: str, seed: int, lengths: Lengths) -> ReadyWorkload:
-    from loadgen.plan.workloads import mix, reference  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads import mix, reference  # noqa: PLC0415  # as above
 
     if lengths:
         classes = _with_lengths([reference.CLASSES[name]], lengths)
@@ -223,8 +223,8 @@ def _generated(name: str, seed: int, lengths: Lengths) -> ReadyWorkload:
 
 
 def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> ReadyWorkload:
-    from loadgen.plan.workloads import code_completion, conversation, distributions  # noqa: PLC0415  # as above
-    from loadgen.plan.workloads.reference import ASSUMPTIONS, CODE_OUTPUT, REPOSITORIES, SYSTEM_PROMPT  # noqa: PLC0415
+    from sidelight.loadgen.plan.workloads import code_completion, conversation, distributions  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads.reference import ASSUMPTIONS, CODE_OUTPUT, REPOSITORIES, SYSTEM_PROMPT  # noqa: PLC0415
 
     about: dict[str, Any] = {"assumptions": [ASSUMPTIONS[name]], "stand_in": False, "temperature": 0.0}
     if name == conversation.NAME:
@@ -250,9 +250,9 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Re
 
 
 def _trace(path: Path, seed: int) -> ReadyWorkload:
-    from loadgen.plan.traces import read_trace  # noqa: PLC0415  # as above
-    from loadgen.plan.workloads import replayed  # noqa: PLC0415
-    from loadgen.plan.workloads.fields import about_file  # noqa: PLC0415
+    from sidelight.loadgen.plan.traces import read_trace  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads import replayed  # noqa: PLC0415
+    from sidelight.loadgen.plan.workloads.fields import about_file  # noqa: PLC0415
 
     data = about_file(path, "--trace")
     trace = read_trace(path)
@@ -281,7 +281,7 @@ def given(
 
     Raises WorkloadError as `build` does.
     """
-    from loadgen.plan.workloads import conversation, prompts  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads import conversation, prompts  # noqa: PLC0415  # as above
 
     label = f"{prompts.NAME} {path.name}"
     if _is_sharegpt(path):
@@ -316,15 +316,15 @@ def likenesses(
     path: Path, *, seed: int, protocol: Protocol, output_tokens: int | None = None
 ) -> Iterator[WorkloadRequest]:
     """Yield warm-up requests as long as a user's prompts, but with other words. Raises WorkloadError."""
-    from loadgen.plan.workloads import prompts  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads import prompts  # noqa: PLC0415  # as above
 
     of_file = given(path, seed=seed, protocol=protocol, output_tokens=output_tokens)
     return prompts.likenesses(of_file.requests, seed=seed)
 
 
 def _is_sharegpt(path: Path) -> bool:
-    from loadgen.plan.prompts import format_of  # noqa: PLC0415  # as above
-    from loadgen.plan.workloads.fields import unreadable  # noqa: PLC0415
+    from sidelight.loadgen.plan.prompts import format_of  # noqa: PLC0415  # as above
+    from sidelight.loadgen.plan.workloads.fields import unreadable  # noqa: PLC0415
 
     try:
         return format_of(path) == "ShareGPT"

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.plan.tokenizers.reference import reference
-from loadgen.plan.workloads.content import LANGUAGES
-from loadgen.plan.workloads.distributions import whole
-from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
-from loadgen.plan.workloads.mix import choose, endless_order, stream_rng
-from loadgen.plan.workloads.reference import CODE_OUTPUT, REPOSITORIES
-from loadgen.plan.workloads.request import Shared, WorkloadRequest
-from rundir.printable.numbers import agree
+from sidelight.loadgen.plan.tokenizers.reference import reference
+from sidelight.loadgen.plan.workloads.content import LANGUAGES
+from sidelight.loadgen.plan.workloads.distributions import whole
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
+from sidelight.loadgen.plan.workloads.mix import choose, endless_order, stream_rng
+from sidelight.loadgen.plan.workloads.reference import CODE_OUTPUT, REPOSITORIES
+from sidelight.loadgen.plan.workloads.request import Shared, WorkloadRequest
+from sidelight.rundir.printable.numbers import agree
 
 NAME = "code-completion"
 

@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from loadgen.plan.tokenizers.reference import reference
-from rundir.columns import Ints
+from sidelight.loadgen.plan.tokenizers.reference import reference
+from sidelight.rundir.columns import Ints
 
 LANGUAGES = ("Python", "JavaScript", "TypeScript")
 _PROGRAMS = ", ".join(LANGUAGES)

@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from loadgen.plan.tokenizers.reference import reference
-from loadgen.plan.workloads.distributions import Distribution
-from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
-from loadgen.plan.workloads.mix import choose, endless_order, share, stream_rng
-from loadgen.plan.workloads.reference import SYSTEM_PROMPT
-from loadgen.plan.workloads.request import Turn, WorkloadRequest
-from rundir.printable.numbers import agree
+from sidelight.loadgen.plan.tokenizers.reference import reference
+from sidelight.loadgen.plan.workloads.distributions import Distribution
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
+from sidelight.loadgen.plan.workloads.mix import choose, endless_order, share, stream_rng
+from sidelight.loadgen.plan.workloads.reference import SYSTEM_PROMPT
+from sidelight.loadgen.plan.workloads.request import Turn, WorkloadRequest
+from sidelight.rundir.printable.numbers import agree
 
 NAME = "conversation"
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from loadgen.plan.workloads.content import CONTENTS
-from loadgen.plan.workloads.distributions import (
+from sidelight.loadgen.plan.workloads.content import CONTENTS
+from sidelight.loadgen.plan.workloads.distributions import (
     MOST_TOKENS,
     BinnedDistribution,
     Choice,
@@ -23,8 +23,16 @@ from loadgen.plan.workloads.distributions import (
     Percentiles,
     Uniform,
 )
-from loadgen.plan.workloads.fields import WorkloadError, convert, nearest, place, read_text, read_yaml, refuse_others
-from loadgen.plan.workloads.mix import RequestClass, Sharing
+from sidelight.loadgen.plan.workloads.fields import (
+    WorkloadError,
+    convert,
+    nearest,
+    place,
+    read_text,
+    read_yaml,
+    refuse_others,
+)
+from sidelight.loadgen.plan.workloads.mix import RequestClass, Sharing
 
 # As a file names them.
 KINDS: dict[str, type[Distribution]] = {

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from rundir.columns import Floats, Ints
+from sidelight.rundir.columns import Floats, Ints
 
 MOST_TOKENS = 10_000_000
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rundir.printable.errors import CodedError
+from sidelight.rundir.printable.errors import CodedError
 
 _DEEPEST = 100  # brackets in brackets: no file of a person has more
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.plan.tokenizers.reference import reference
-from loadgen.plan.workloads import distributions
-from loadgen.plan.workloads.content import about_content, token_ids
-from loadgen.plan.workloads.distributions import Distribution, Fixed, pick, whole, zipf_weights
-from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
+from sidelight.loadgen.plan.tokenizers.reference import reference
+from sidelight.loadgen.plan.workloads import distributions
+from sidelight.loadgen.plan.workloads.content import about_content, token_ids
+from sidelight.loadgen.plan.workloads.distributions import Distribution, Fixed, pick, whole, zipf_weights
+from sidelight.loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
 
 # Its place among the streams that may be spawned from a run's seed.
 SPAWN_KEY = 2

@@ -9,15 +9,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from loadgen.plan.prompts import GivenPrompt, PromptFile, PromptsError, read_prompts
-from loadgen.plan.tokenizers.reference import reference
-from loadgen.plan.workloads.content import token_ids
-from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
-from loadgen.plan.workloads.mix import stream_rng
-from loadgen.plan.workloads.request import Turn, WorkloadRequest
-from loadgen.protocols.request import text_of
-from loadgen.protocols.table import Protocol
-from rundir.printable.numbers import agree
+from sidelight.loadgen.plan.prompts import GivenPrompt, PromptFile, PromptsError, read_prompts
+from sidelight.loadgen.plan.tokenizers.reference import reference
+from sidelight.loadgen.plan.workloads.content import token_ids
+from sidelight.loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
+from sidelight.loadgen.plan.workloads.mix import stream_rng
+from sidelight.loadgen.plan.workloads.request import Turn, WorkloadRequest
+from sidelight.loadgen.protocols.request import text_of
+from sidelight.loadgen.protocols.table import Protocol
+from sidelight.rundir.printable.numbers import agree
 
 NAME = "prompts"
 # What vllm bench requests too where a prompt states no length.

@@ -10,9 +10,9 @@ import random
 import struct
 from collections.abc import Iterator
 
-from loadgen.plan.workloads.distributions import Choice, Fixed, LogNormal, Normal, Percentiles, Uniform
-from loadgen.plan.workloads.mix import RequestClass, Sharing
-from loadgen.plan.workloads.request import WorkloadRequest
+from sidelight.loadgen.plan.workloads.distributions import Choice, Fixed, LogNormal, Normal, Percentiles, Uniform
+from sidelight.loadgen.plan.workloads.mix import RequestClass, Sharing
+from sidelight.loadgen.plan.workloads.request import WorkloadRequest
 
 UNIFORM = "synthetic-uniform"
 _IDS = 100_256

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from loadgen.plan.traces import ArrivalTrace
-from loadgen.plan.workloads.content import about_content, token_ids
-from loadgen.plan.workloads.mix import stream_rng
-from loadgen.plan.workloads.request import WorkloadRequest
+from sidelight.loadgen.plan.traces import ArrivalTrace
+from sidelight.loadgen.plan.workloads.content import about_content, token_ids
+from sidelight.loadgen.plan.workloads.mix import stream_rng
+from sidelight.loadgen.plan.workloads.request import WorkloadRequest
 
 _CONTENT_STREAM, _BLOCK_STREAM = 301, 302
 _BLOCKS_KEPT = 4096

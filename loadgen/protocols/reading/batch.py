@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.http1 import ProtocolError, is_chunked
-from loadgen.protocols.reading.content import is_blank, is_unseen
-from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.reply import Reads, Reply, read_parts, reply_of
-from loadgen.protocols.reading.runs import PlainEvent, around_text, probe_in, texts_of
-from loadgen.protocols.reading.stream import Form, ReplyState, content_type, parse_known_head, take_event
-from rundir.columns import Bools, Indices, Ints
+from sidelight.loadgen.http1 import ProtocolError, is_chunked
+from sidelight.loadgen.protocols.reading.content import is_blank, is_unseen
+from sidelight.loadgen.protocols.reading.events import SseEvent
+from sidelight.loadgen.protocols.reading.reply import Reads, Reply, read_parts, reply_of
+from sidelight.loadgen.protocols.reading.runs import PlainEvent, around_text, probe_in, texts_of
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState, content_type, parse_known_head, take_event
+from sidelight.rundir.columns import Bools, Indices, Ints
 
 Bytes = NDArray[np.uint8]
 

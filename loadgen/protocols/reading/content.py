@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgen.protocols.reading.failures import UNREADABLE, states_nothing
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE, states_nothing
 
 # Characters that show nothing and are no white space: controls, default ignorable code points of Unicode (zero-width
 # spaces and joiners, marks of direction, a byte order mark, soft hyphens, fillers), and the empty cell of Braille.

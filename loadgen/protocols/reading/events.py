@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from loadgen.http1 import Dechunked, Dechunker, Head, ProtocolError, is_chunked
-from loadgen.records import MOST_MESSAGE_BYTES
+from sidelight.loadgen.http1 import Dechunked, Dechunker, Head, ProtocolError, is_chunked
+from sidelight.loadgen.records import MOST_MESSAGE_BYTES
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 # What nearly every event is: one line of data. Read at once, since a report reads millions.

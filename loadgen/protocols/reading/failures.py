@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rundir.printable.masking import without_secrets
+from sidelight.rundir.printable.masking import without_secrets
 
 _MESSAGE_CHARS = 300
 CONTENT_FILTER = "content_filter"  # as a code or a type of an error, and as a reason why a reply ended

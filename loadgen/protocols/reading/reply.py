@@ -13,13 +13,13 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from loadgen.http1 import Dechunked
-from loadgen.protocols.reading.stream import Form, ReplyState, reading
-from loadgen.protocols.reading.timings import ServerTimings
-from loadgen.records import RequestPart
-from loadgen.transports.packing import COMPACT, PLAIN
-from rundir.columns import Ints
-from rundir.framing import inflate
+from sidelight.loadgen.http1 import Dechunked
+from sidelight.loadgen.protocols.reading.stream import Form, ReplyState, reading
+from sidelight.loadgen.protocols.reading.timings import ServerTimings
+from sidelight.loadgen.records import RequestPart
+from sidelight.loadgen.transports.packing import COMPACT, PLAIN
+from sidelight.rundir.columns import Ints
+from sidelight.rundir.framing import inflate
 
 _NONE = np.empty(0, np.int64)
 # Of a reply's parts so much is read in one go: nearly every reply whole.

@@ -17,8 +17,8 @@ from operator import add
 
 import msgspec
 
-from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.reading.events import SseEvent
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
 
 # Where an event may hold its text: a string that is not empty.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)": ?"(?=[^"])')

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgen.http1 import Head, ProtocolError, parse_head
-from loadgen.protocols.reading.content import is_blank, is_unseen, unseen_places
-from loadgen.protocols.reading.events import (
+from sidelight.loadgen.http1 import Head, ProtocolError, parse_head
+from sidelight.loadgen.protocols.reading.content import is_blank, is_unseen, unseen_places
+from sidelight.loadgen.protocols.reading.events import (
     BLANK_LINES,
     NO_BODY,
     NOTHING,
@@ -29,7 +29,7 @@ from loadgen.protocols.reading.events import (
     segments,
     unframing,
 )
-from loadgen.protocols.reading.failures import (
+from sidelight.loadgen.protocols.reading.failures import (
     ABORTED,
     CONTENT_FILTER,
     UNREADABLE,
@@ -37,8 +37,8 @@ from loadgen.protocols.reading.failures import (
     failure_of,
     server_message,
 )
-from loadgen.protocols.reading.runs import EventRun, PlainEvent
-from loadgen.protocols.reading.timings import (
+from sidelight.loadgen.protocols.reading.runs import EventRun, PlainEvent
+from sidelight.loadgen.protocols.reading.timings import (
     CHANGED,
     FELL,
     UNREADABLE_COUNT,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import field
 
-from loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
 
 # A count beyond what a double holds exactly is nonsense, and beyond int64 it would not fit the log.
 _MOST_TOKENS = 2**53

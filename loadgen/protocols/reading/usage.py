@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loadgen.protocols.reading.reply import Reply
-from loadgen.protocols.reading.timings import FELL
-from loadgen.records import PlannedRequest
+from sidelight.loadgen.protocols.reading.reply import Reply
+from sidelight.loadgen.protocols.reading.timings import FELL
+from sidelight.loadgen.records import PlannedRequest
 
 _CHARACTERS_A_TOKEN = 4  # of an estimate
 # Of a character, a byte each; of an event without text, as speculation sends them; of a choice: special tokens.

@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import counts, span_ms, with_possible_times
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Bools, Floats, Texts
-from rundir.fields import UNSET, Count, Reasons, doc
-from rundir.stats import Missing, Statistics, describe, finite, known
+from sidelight.loadgen.requests.metrics import counts, span_ms, with_possible_times
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Bools, Floats, Texts
+from sidelight.rundir.fields import UNSET, Count, Reasons, doc
+from sidelight.rundir.stats import Missing, Statistics, describe, finite, known
 
 SHORTEST_GENERATION_MS = 10.0
 ONE_RUN = "it is the spread over runs of the same prompts, and this is one run: `sidelight sweep --repeat 3` has it"

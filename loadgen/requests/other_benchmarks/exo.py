@@ -12,11 +12,11 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import counts, span_ms, with_possible_times
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats
-from rundir.fields import NO_UNIT, Count, doc
-from rundir.stats import Statistics, describe
+from sidelight.loadgen.requests.metrics import counts, span_ms, with_possible_times
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import NO_UNIT, Count, doc
+from sidelight.rundir.stats import Statistics, describe
 
 
 class RateSources(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,11 +12,11 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import counts, span_ms
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats
-from rundir.fields import UNSET, Count, Missing, Reasons, doc
-from rundir.stats import OF_VALUES, known
+from sidelight.loadgen.requests.metrics import counts, span_ms
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import UNSET, Count, Missing, Reasons, doc
+from sidelight.rundir.stats import OF_VALUES, known
 
 PERCENTILES = {"p75": 0.75, "p90": 0.90, "p99": 0.99}
 

@@ -7,13 +7,13 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import schedule_lateness_ms, span_ms
-from loadgen.requests.self_check.sentences import ms
-from loadgen.requests.self_check.workers import Spread, spread
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats
-from rundir.fields import doc
-from rundir.stats import known
+from sidelight.loadgen.requests.metrics import schedule_lateness_ms, span_ms
+from sidelight.loadgen.requests.self_check.sentences import ms
+from sidelight.loadgen.requests.self_check.workers import Spread, spread
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import doc
+from sidelight.rundir.stats import known
 
 # Requests that leave together within so little are no other load to any server.
 LEAST_MS = 1.0

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadgen.host.cpu_steal import MachineLoad
-from rundir.fields import doc
+from sidelight.loadgen.host.cpu_steal import MachineLoad
+from sidelight.rundir.fields import doc
 
 # A worker goes round its loop in the last millisecond before a submission is due, so that at a high rate a busy one may
 # be on time; its CPU use is a cause only of what was late.

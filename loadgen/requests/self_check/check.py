@@ -13,17 +13,17 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadgen.host.clock_sync import ClockSummary
-from loadgen.host.cpu_steal import MachineLoad
-from loadgen.host.round_trip import RoundTrip
-from loadgen.records import WorkerStat
-from loadgen.requests.metrics import schedule_lateness_ms
-from loadgen.requests.self_check.arrivals import Arrivals, arrivals
-from loadgen.requests.self_check.cause import Cause, cause
-from loadgen.requests.self_check.nodes import Node, cause_of
-from loadgen.requests.self_check.sentences import distrust, excesses, statement
-from loadgen.requests.self_check.stated_error import STAMP_MS, StatedError, stated_error
-from loadgen.requests.self_check.workers import (
+from sidelight.loadgen.host.clock_sync import ClockSummary
+from sidelight.loadgen.host.cpu_steal import MachineLoad
+from sidelight.loadgen.host.round_trip import RoundTrip
+from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.requests.metrics import schedule_lateness_ms
+from sidelight.loadgen.requests.self_check.arrivals import Arrivals, arrivals
+from sidelight.loadgen.requests.self_check.cause import Cause, cause
+from sidelight.loadgen.requests.self_check.nodes import Node, cause_of
+from sidelight.loadgen.requests.self_check.sentences import distrust, excesses, statement
+from sidelight.loadgen.requests.self_check.stated_error import STAMP_MS, StatedError, stated_error
+from sidelight.loadgen.requests.self_check.workers import (
     CpuRatio,
     GcPauses,
     Spread,
@@ -35,9 +35,9 @@ from loadgen.requests.self_check.workers import (
     read_lateness,
     spread,
 )
-from loadgen.requests.table.log import RequestLog
-from rundir.fields import Count, doc
-from rundir.stats import known
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.fields import Count, doc
+from sidelight.rundir.stats import known
 
 __all__ = ["STAMP_MS", "CpuRatio", "SelfCheck", "Spread", "self_check", "stated_error"]
 

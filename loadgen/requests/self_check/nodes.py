@@ -9,16 +9,16 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.host.cpu_steal import MachineLoad
-from loadgen.records import WorkerStat
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.self_check.cause import Cause, cause_on
-from loadgen.requests.self_check.sentences import ms
-from loadgen.requests.self_check.workers import cpu_ratio, loop_delays_ms
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import take
-from rundir.fields import Count, doc
-from rundir.stats import Statistics, describe
+from sidelight.loadgen.host.cpu_steal import MachineLoad
+from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.self_check.cause import Cause, cause_on
+from sidelight.loadgen.requests.self_check.sentences import ms
+from sidelight.loadgen.requests.self_check.workers import cpu_ratio, loop_delays_ms
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import take
+from sidelight.rundir.fields import Count, doc
+from sidelight.rundir.stats import Statistics, describe
 
 LEAST_REQUESTS = 10  # with a TTFT: the median of fewer may be chance
 SLOWER = 2.0  # times the others

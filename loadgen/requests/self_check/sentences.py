@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadgen.requests.self_check.cause import Cause
-from loadgen.requests.self_check.stated_error import ErrorBound, StatedError
+from sidelight.loadgen.requests.self_check.cause import Cause
+from sidelight.loadgen.requests.self_check.stated_error import ErrorBound, StatedError
 
 UNREPORTED = "How far off latencies may be is not known: no load worker reported on itself."
 _LEAST_PERCENT = 0.0001

@@ -9,13 +9,19 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from loadgen.records import WorkerStat
-from loadgen.requests.metrics import content_gaps, request_metrics
-from loadgen.requests.self_check.workers import by_worker, counted_between, kernel_stamped, loop_delays_ms, read_counts
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Ints, take
-from rundir.fields import Missing, doc
-from rundir.stats import known
+from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.requests.metrics import content_gaps, request_metrics
+from sidelight.loadgen.requests.self_check.workers import (
+    by_worker,
+    counted_between,
+    kernel_stamped,
+    loop_delays_ms,
+    read_counts,
+)
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, Ints, take
+from sidelight.rundir.fields import Missing, doc
+from sidelight.rundir.stats import known
 
 # What is left of a stamp's error where it is the kernel's: its move to the run's clock, anew every 50 ms, while the
 # wall clock may be slewed by 500 ppm; or, of our own stamp, the call that took it.

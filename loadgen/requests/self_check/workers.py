@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from loadgen.records import WorkerStat
-from loadgen.transports.lateness import add_counts, bucket_bounds, quantile_ns
-from rundir.columns import Floats
-from rundir.fields import Count, Missing, doc
+from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.transports.lateness import add_counts, bucket_bounds, quantile_ns
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import Count, Missing, doc
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

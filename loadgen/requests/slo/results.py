@@ -27,13 +27,22 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import RequestMetrics, in_one_read, later_tokens, span_ms
-from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo, parse_typed_slo, subject_of
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import Bools, Floats
-from rundir.fields import UNSET, Count, doc
-from rundir.fields import Missing as Why
-from rundir.stats import Missing, known
+from sidelight.loadgen.requests.metrics import RequestMetrics, in_one_read, later_tokens, span_ms
+from sidelight.loadgen.requests.slo.objectives import (
+    EVERY,
+    Metric,
+    Objective,
+    Slo,
+    Unit,
+    parse_slo,
+    parse_typed_slo,
+    subject_of,
+)
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Bools, Floats
+from sidelight.rundir.fields import UNSET, Count, doc
+from sidelight.rundir.fields import Missing as Why
+from sidelight.rundir.stats import Missing, known
 
 __all__ = [
     "Goodput",

@@ -15,15 +15,15 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from loadgen.protocols.reading.reply import MOST, head_of, in_order, joined, reads_in
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest, RequestPart, trace_id
-from loadgen.requests.table.log import RequestLog
-from loadgen.requests.table.plans import Plans
-from loadgen.requests.table.readers import TABLE_ROWS, EndedRequest, ReaderProcesses, RequestReader
-from loadgen.requests.table.rows import columns, row_of
-from loadgen.requests.table.stored import StoredRequests
-from rundir.columns import concat, take
+from sidelight.loadgen.protocols.reading.reply import MOST, head_of, in_order, joined, reads_in
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest, RequestPart, trace_id
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests.table.plans import Plans
+from sidelight.loadgen.requests.table.readers import TABLE_ROWS, EndedRequest, ReaderProcesses, RequestReader
+from sidelight.loadgen.requests.table.rows import columns, row_of
+from sidelight.loadgen.requests.table.stored import StoredRequests
+from sidelight.rundir.columns import concat, take
 
 READ_ALONE = 20_000  # requests before other processes are worth their start
 # Of requests that have ended; beyond, they are written to a file.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Ints, OnDemand, Texts, ragged
+from sidelight.rundir.columns import Bools, Floats, Ints, OnDemand, Texts, ragged
 
 STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 DTYPES = {"Ints": np.int64, "Floats": np.float64, "Texts": np.object_, "Bools": np.bool_}  # of a column, by its type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
-from loadgen.records import PLAN_END, PlannedRequest, plan_end
+from sidelight.loadgen.records import PLAN_END, PlannedRequest, plan_end
 
 _UNPLANNED = plan_end("")
 _NUMBERS = 7  # of a row: the places of phase and class, input_tokens, max_tokens, session, turn, bytes of the body

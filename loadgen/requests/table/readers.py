@@ -14,12 +14,12 @@ from multiprocessing import connection, get_context, parent_process
 
 import msgspec
 
-from loadgen.protocols.reading.batch import read_whole
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest, RequestPart
-from loadgen.requests.table.log import RequestLog
-from loadgen.requests.table.rows import RequestRow, columns, row_of
-from rundir.framing import UNREADABLE
+from sidelight.loadgen.protocols.reading.batch import read_whole
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest, RequestPart
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests.table.rows import RequestRow, columns, row_of
+from sidelight.rundir.framing import UNREADABLE
 
 # Whole replies are read together: at most this number of them, sooner where their bodies have this many bytes.
 _REPLIES, _REPLY_BYTES = 256, 2 * 1024 * 1024

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.protocols.reading.batch import WholeReply, may_join
-from loadgen.protocols.reading.reply import Reads, Reply, head_of, in_order, joined, logged, unpack
-from loadgen.protocols.reading.stream import EMPTY
-from loadgen.protocols.reading.timings import ServerTimings
-from loadgen.protocols.reading.usage import Contradictions, contradictions, output_tokens
-from loadgen.protocols.table import Protocol
-from loadgen.records import PlannedRequest, RequestPart, request_id, trace_id
-from loadgen.requests.table.log import DTYPES, RequestLog
+from sidelight.loadgen.protocols.reading.batch import WholeReply, may_join
+from sidelight.loadgen.protocols.reading.reply import Reads, Reply, head_of, in_order, joined, logged, unpack
+from sidelight.loadgen.protocols.reading.stream import EMPTY
+from sidelight.loadgen.protocols.reading.timings import ServerTimings
+from sidelight.loadgen.protocols.reading.usage import Contradictions, contradictions, output_tokens
+from sidelight.loadgen.protocols.table import Protocol
+from sidelight.loadgen.records import PlannedRequest, RequestPart, request_id, trace_id
+from sidelight.loadgen.requests.table.log import DTYPES, RequestLog
 
 END_BYTES = 5  # of a body in chunks that holds nothing
 _UNREAD, _UNTIMED = Reply(), ServerTimings(source="")

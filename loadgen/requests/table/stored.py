@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadgen.records import request_id, trace_id
-from loadgen.requests.table.log import DTYPES, STAMPS, RequestLog
-from rundir.columns import Ints, bounds, on_demand, places, starts_of
+from sidelight.loadgen.records import request_id, trace_id
+from sidelight.loadgen.requests.table.log import DTYPES, STAMPS, RequestLog
+from sidelight.rundir.columns import Ints, bounds, on_demand, places, starts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from rundir.process import MemoryLimit
-from scraper.spans.intake.export import ExportRefusal, incomplete, no_memory, turned_away, unauthorized
-from scraper.spans.spec import TRACES, ReceiverSpec
+from sidelight.rundir.process import MemoryLimit
+from sidelight.scraper.spans.intake.export import ExportRefusal, incomplete, no_memory, turned_away, unauthorized
+from sidelight.scraper.spans.spec import TRACES, ReceiverSpec
 
 WHOLE_S = 10.0  # an exporter's own patience; after this its answer comes too late
 

@@ -16,10 +16,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from grpc import aio
 
-from rundir.access import server_context
-from scraper.spans.intake.admission import Admission
-from scraper.spans.intake.export import ExportRefusal, packing, too_large, turned_away, unpacked
-from scraper.spans.spec import SIGNALS, CannotListen, ReceiverSpec, most_connections
+from sidelight.rundir.access import server_context
+from sidelight.scraper.spans.intake.admission import Admission
+from sidelight.scraper.spans.intake.export import ExportRefusal, packing, too_large, turned_away, unpacked
+from sidelight.scraper.spans.spec import SIGNALS, CannotListen, ReceiverSpec, most_connections
 
 _GRACE_S = 1.0
 _MOST_CALLS = 32  # of which the message is not whole yet

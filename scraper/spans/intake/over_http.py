@@ -10,11 +10,11 @@ from functools import partial
 
 from aiohttp import HttpVersion11, web
 
-from rundir.access import connection_problem, server_context
-from scraper.spans.intake.admission import Admission
-from scraper.spans.intake.connections import Connections
-from scraper.spans.intake.export import AGAIN_S, ExportRefusal, malformed, too_large, unpacked
-from scraper.spans.spec import PROTOBUF, SIGNALS, CannotListen, ReceiverSpec, host_and_port
+from sidelight.rundir.access import connection_problem, server_context
+from sidelight.scraper.spans.intake.admission import Admission
+from sidelight.scraper.spans.intake.connections import Connections
+from sidelight.scraper.spans.intake.export import AGAIN_S, ExportRefusal, malformed, too_large, unpacked
+from sidelight.scraper.spans.spec import PROTOBUF, SIGNALS, CannotListen, ReceiverSpec, host_and_port
 
 _KEEP_ALIVE_S = 75.0
 _BACKLOG = 1024  # the system keeps these until it is their turn

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.spans.intake.export import parsed
-from scraper.spans.received import ReceivedSpan, received_spans
+from sidelight.scraper.spans.intake.export import parsed
+from sidelight.scraper.spans.received import ReceivedSpan, received_spans
 
 _TRACES_KEPT = 100_000
 _MOST_SERVICES = 8  # before an engine, of which a trace is noted to have spans

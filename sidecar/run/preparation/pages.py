@@ -10,17 +10,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from recorded.errors import TargetUnreachable
-from rundir.access import Access, Tls, masked
-from rundir.stats import Missing
-from scraper.engines.catalogue import metrics_paths
-from scraper.targets.fetch import FetchLimits, discover
-from scraper.targets.scrape import clock_of
-from sidecar.options.access import metrics_access
-from sidecar.options.checks import extra_of, headers_of
-from sidecar.options.load import ContactOptions
-from sidecar.options.watch import ScrapeOptions
-from sidecar.run.preparation.target import Contact
+from sidelight.recorded.errors import TargetUnreachable
+from sidelight.rundir.access import Access, Tls, masked
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.catalogue import metrics_paths
+from sidelight.scraper.targets.fetch import FetchLimits, discover
+from sidelight.scraper.targets.scrape import clock_of
+from sidelight.sidecar.options.access import metrics_access
+from sidelight.sidecar.options.checks import extra_of, headers_of
+from sidelight.sidecar.options.load import ContactOptions
+from sidelight.sidecar.options.watch import ScrapeOptions
+from sidelight.sidecar.run.preparation.target import Contact
 
 
 def contact_of(options: ContactOptions) -> Contact:

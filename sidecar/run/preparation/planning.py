@@ -13,26 +13,26 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.plan import saved
-from loadgen.plan.arrivals import Arrival, schedule
-from loadgen.plan.fitting import Planned, PlanOrder, plan
-from loadgen.plan.saved import SavedRequestsError
-from loadgen.plan.tokenizers import FittingTokenizer, TokenizerError
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.plan.workloads import mix
-from loadgen.plan.workloads.catalogue import ReadyWorkload
-from loadgen.plan.workloads.distributions import Fixed
-from loadgen.protocols.request import RequestTarget
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import append_record, hidden_request, plan_end
-from recorded.directory import RAW, read_manifest
-from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
-from rundir.frames import FrameLog
-from rundir.printable.errors import code_of
-from rundir.printable.masking import MASK
-from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals, shown_rate
-from sidecar.options.load import DRAFT, RunOptions
-from sidecar.progress.reporter import Progress
+from sidelight.loadgen.plan import saved
+from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.loadgen.plan.fitting import Planned, PlanOrder, plan
+from sidelight.loadgen.plan.saved import SavedRequestsError
+from sidelight.loadgen.plan.tokenizers import FittingTokenizer, TokenizerError
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.plan.workloads import mix
+from sidelight.loadgen.plan.workloads.catalogue import ReadyWorkload
+from sidelight.loadgen.plan.workloads.distributions import Fixed
+from sidelight.loadgen.protocols.request import RequestTarget
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import append_record, hidden_request, plan_end
+from sidelight.recorded.directory import RAW, read_manifest
+from sidelight.recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
+from sidelight.rundir.frames import FrameLog
+from sidelight.rundir.printable.errors import code_of
+from sidelight.rundir.printable.masking import MASK
+from sidelight.sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals, shown_rate
+from sidelight.sidecar.options.load import DRAFT, RunOptions
+from sidelight.sidecar.progress.reporter import Progress
 
 PER_SLOT_PER_S = 2.0
 LEAST_PER_SLOT = 10

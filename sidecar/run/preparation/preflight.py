@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from loadgen.http1 import ProtocolError, parse_head
-from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.reading.reply import Reply
-from loadgen.protocols.reading.stream import EMPTY
-from loadgen.protocols.request import Prompt, RequestTarget
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace_id
-from loadgen.requests.table.rows import END_BYTES
-from loadgen.transports import open_transport
-from loadgen.transports.transport import Exchange, WorkerSpec
-from recorded.errors import TargetIncompatible, TargetUnreachable
-from rundir.clock import AnchoredClock
-from sidecar.run.preparation.target import NO_KEY, UNAUTHORIZED, Contact, TargetInfo, excerpt_of
+from sidelight.loadgen.http1 import ProtocolError, parse_head
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.reading.reply import Reply
+from sidelight.loadgen.protocols.reading.stream import EMPTY
+from sidelight.loadgen.protocols.request import Prompt, RequestTarget
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace_id
+from sidelight.loadgen.requests.table.rows import END_BYTES
+from sidelight.loadgen.transports import open_transport
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec
+from sidelight.recorded.errors import TargetIncompatible, TargetUnreachable
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.sidecar.run.preparation.target import NO_KEY, UNAUTHORIZED, Contact, TargetInfo, excerpt_of
 
 PREFLIGHT = "preflight"  # the run of its requests, by which their traces are known
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen.host.clock_sync import clock_state, clock_summary
-from loadgen.host.limits import outlasting, shortage
-from loadgen.host.round_trip import measure_rtt, round_trip
-from loadgen.plan import tokenizers
-from loadgen.plan.tokenizers import (
+from sidelight.loadgen.host.clock_sync import clock_state, clock_summary
+from sidelight.loadgen.host.limits import outlasting, shortage
+from sidelight.loadgen.host.round_trip import measure_rtt, round_trip
+from sidelight.loadgen.plan import tokenizers
+from sidelight.loadgen.plan.tokenizers import (
     FittingTokenizer,
     LocalTokenizer,
     ReferenceTokenizer,
@@ -23,16 +23,16 @@ from loadgen.plan.tokenizers import (
     TokenizerError,
     probe_server,
 )
-from loadgen.protocols.request import RequestTarget
-from loadgen.protocols.table import PROTOCOLS
-from recorded.errors import ConfigurationError
-from rundir.access import Tls, tls_context
-from rundir.printable.masking import register_headers, with_stand_ins
-from rundir.stats import Missing
-from sidecar.options.checks import named
-from sidecar.options.load import RunOptions
-from sidecar.progress.reporter import Progress
-from sidecar.run.preparation.pages import (
+from sidelight.loadgen.protocols.request import RequestTarget
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import Tls, tls_context
+from sidelight.rundir.printable.masking import register_headers, with_stand_ins
+from sidelight.rundir.stats import Missing
+from sidelight.sidecar.options.checks import named
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run.preparation.pages import (
     about_metrics,
     contact_of,
     found_pages,
@@ -41,9 +41,16 @@ from sidecar.run.preparation.pages import (
     scraped_pages,
     with_pages,
 )
-from sidecar.run.preparation.planning import PlannedLoad, read_load
-from sidecar.run.preparation.preflight import preflight, refusal, without_fields
-from sidecar.run.preparation.target import Contact, TargetInfo, engine_version, probe, proxy_note, unlisted_note
+from sidelight.sidecar.run.preparation.planning import PlannedLoad, read_load
+from sidelight.sidecar.run.preparation.preflight import preflight, refusal, without_fields
+from sidelight.sidecar.run.preparation.target import (
+    Contact,
+    TargetInfo,
+    engine_version,
+    probe,
+    proxy_note,
+    unlisted_note,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

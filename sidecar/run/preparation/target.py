@@ -15,13 +15,13 @@ from urllib.request import proxy_bypass
 import aiohttp
 import msgspec
 
-from loadgen.protocols.models import OPENAI, Listing, owner_of
-from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.table import PROTOCOLS
-from recorded.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
-from rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
-from rundir.redirects import RedirectError, on_same_host
-from scraper.engines.catalogue import version_paths
+from sidelight.loadgen.protocols.models import OPENAI, Listing, owner_of
+from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.recorded.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
+from sidelight.rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
+from sidelight.rundir.redirects import RedirectError, on_same_host
+from sidelight.scraper.engines.catalogue import version_paths
 
 PROBE_TIMEOUT_S = 10.0
 BODY_EXCERPT = 120

@@ -21,14 +21,14 @@ from typing import Any
 
 import msgspec
 
-from loadgen.host.clock_sync import clock_state, clock_summary
-from loadgen.host.cpu_steal import CpuTicks, read_ticks
-from loadgen.host.limits import shortage
-from loadgen.host.round_trip import measure_rtt, round_trip
-from rundir.process import descriptor_limit
-from rundir.stats import Missing
-from sidecar.run.processes.places import LOCAL, LocalPipes
-from sidecar.version import VERSION
+from sidelight.loadgen.host.clock_sync import clock_state, clock_summary
+from sidelight.loadgen.host.cpu_steal import CpuTicks, read_ticks
+from sidelight.loadgen.host.limits import shortage
+from sidelight.loadgen.host.round_trip import measure_rtt, round_trip
+from sidelight.rundir.process import descriptor_limit
+from sidelight.rundir.stats import Missing
+from sidelight.sidecar.run.processes.places import LOCAL, LocalPipes
+from sidelight.sidecar.version import VERSION
 
 BLOCK_BYTES = 4 * 1024 * 1024
 EVERY_S = 0.25

@@ -16,14 +16,14 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from recorded.errors import WorkerDied
-from rundir.child import ChildSpec
-from rundir.printable.masking import registered
-from sidecar.run.processes.places import LOCAL, Place
+from sidelight.recorded.errors import WorkerDied
+from sidelight.rundir.child import ChildSpec
+from sidelight.rundir.printable.masking import registered
+from sidelight.sidecar.run.processes.places import LOCAL, Place
 
 T = TypeVar("T")
 
-SCRAPER, RECEIVER = ("scraper.worker",), ("scraper.worker.spans",)  # their arguments
+SCRAPER, RECEIVER = ("sidelight.scraper.worker",), ("sidelight.scraper.worker.spans",)  # their arguments
 START_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, a receiver forwards for 4 s
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from recorded.directory import RAW
-from recorded.errors import WorkerDied
-from recorded.nodes import EDGE, LOG, ClockExchange, NodeClock, encode_clock, tightest
-from rundir.clock import AnchoredClock
-from rundir.frames import FrameLog
-from sidecar.run.processes.remote import Link, RemotePlace
+from sidelight.recorded.directory import RAW
+from sidelight.recorded.errors import WorkerDied
+from sidelight.recorded.nodes import EDGE, LOG, ClockExchange, NodeClock, encode_clock, tightest
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.frames import FrameLog
+from sidelight.sidecar.run.processes.remote import Link, RemotePlace
 
 EVERY_S = 0.5
 

@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.plan.rates import pace_of
-from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable, WorkerDied
-from rundir.printable.numbers import count_of
-from sidecar.options.load import RunOptions
-from sidecar.progress.reporter import Progress
-from sidecar.run.processes.agent import Agent
-from sidecar.run.processes.remote import Link, RemotePlace
-from sidecar.version import VERSION
+from sidelight.loadgen.plan.rates import pace_of
+from sidelight.recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable, WorkerDied
+from sidelight.rundir.printable.numbers import count_of
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run.processes.agent import Agent
+from sidelight.sidecar.run.processes.remote import Link, RemotePlace
+from sidelight.sidecar.version import VERSION
 
 CONNECT_TIMEOUT_S = 5.0
 PLACED_TIMEOUT_S = 20.0

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from loadgen.host.cpu_steal import CpuTicks, read_ticks
-from loadgen.records import PlannedRequest
-from rundir.clock import AnchoredClock
-from rundir.frames import open_append
-from rundir.printable.masking import secret_variables
-from rundir.stats import Missing
+from sidelight.loadgen.host.cpu_steal import CpuTicks, read_ticks
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.frames import open_append
+from sidelight.rundir.printable.masking import secret_variables
+from sidelight.rundir.stats import Missing
 
 # Whether a planned request is one of a worker's share.
 Share = Callable[[PlannedRequest], bool]

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadgen.host.cpu_steal import CpuTicks
-from loadgen.records import PLAN_END, decode_planned
-from recorded.errors import WorkerDied
-from rundir.clock import AnchoredClock
-from rundir.frames import open_append, read_frames
-from rundir.framing import Framer
-from rundir.stats import Missing
-from sidecar.run.processes.agent import BLOCK_BYTES
-from sidecar.run.processes.places import Share
+from sidelight.loadgen.host.cpu_steal import CpuTicks
+from sidelight.loadgen.records import PLAN_END, decode_planned
+from sidelight.recorded.errors import WorkerDied
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.frames import open_append, read_frames
+from sidelight.rundir.framing import Framer
+from sidelight.rundir.stats import Missing
+from sidelight.sidecar.run.processes.agent import BLOCK_BYTES
+from sidelight.sidecar.run.processes.places import Share
 
 WATCH_EVERY_S = 0.25
 _LINE_BYTES = 4 * 1024 * 1024

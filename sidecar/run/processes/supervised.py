@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import msgspec
 
-from recorded.errors import WorkerDied
-from sidecar.run.processes.child import START_TIMEOUT_S, Child
+from sidelight.recorded.errors import WorkerDied
+from sidelight.sidecar.run.processes.child import START_TIMEOUT_S, Child
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before one that died is started again
 SOUND_S = 60.0  # one that has lived so long died of something new

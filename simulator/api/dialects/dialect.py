@@ -8,11 +8,11 @@ from typing import Annotated
 
 import msgspec
 
-from simulator.api.requests import Generation, RefusedError, fitting_max_tokens
-from simulator.api.responses import ReplyInfo
-from simulator.engine.history import RequestRecord, TokenOutput
-from simulator.engine.tokenizer import decode
-from simulator.settings import SimulatorSettings
+from sidelight.simulator.api.requests import Generation, RefusedError, fitting_max_tokens
+from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.engine.history import RequestRecord, TokenOutput
+from sidelight.simulator.engine.tokenizer import decode
+from sidelight.simulator.settings import SimulatorSettings
 
 SSE = "text/event-stream"
 Positive = Annotated[int, msgspec.Meta(ge=1)]

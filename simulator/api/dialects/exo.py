@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import msgspec
 
-from simulator.api.dialects.dialect import Dialect
-from simulator.api.requests import Generation, read_generation
-from simulator.api.responses import ReplyInfo, refused, whole_reply
-from simulator.engine.history import RequestRecord, TokenOutput
-from simulator.settings import SimulatorSettings
+from sidelight.simulator.api.dialects.dialect import Dialect
+from sidelight.simulator.api.requests import Generation, read_generation
+from sidelight.simulator.api.responses import ReplyInfo, refused, whole_reply
+from sidelight.simulator.engine.history import RequestRecord, TokenOutput
+from sidelight.simulator.settings import SimulatorSettings
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:

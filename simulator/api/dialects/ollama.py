@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from simulator.api.dialects.dialect import Dialect, Positive, generation, text_of
-from simulator.api.requests import ChatMessage, Generation, RefusedError, chat_token_ids, read
-from simulator.api.responses import ReplyInfo
-from simulator.engine.history import RequestRecord, TokenOutput
-from simulator.settings import SimulatorSettings
+from sidelight.simulator.api.dialects.dialect import Dialect, Positive, generation, text_of
+from sidelight.simulator.api.requests import ChatMessage, Generation, RefusedError, chat_token_ids, read
+from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.engine.history import RequestRecord, TokenOutput
+from sidelight.simulator.settings import SimulatorSettings
 
 
 class _Options(msgspec.Struct):

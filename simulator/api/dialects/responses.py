@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
-from simulator.api.requests import ChatMessage, Generation, chat_token_ids, check_model, read
-from simulator.api.responses import ReplyInfo, refused
-from simulator.engine.history import RequestRecord, TokenOutput
-from simulator.settings import SimulatorSettings
+from sidelight.simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
+from sidelight.simulator.api.requests import ChatMessage, Generation, chat_token_ids, check_model, read
+from sidelight.simulator.api.responses import ReplyInfo, refused
+from sidelight.simulator.engine.history import RequestRecord, TokenOutput
+from sidelight.simulator.settings import SimulatorSettings
 
 
 class _ResponsesRequest(msgspec.Struct):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
-from simulator.api.requests import Generation, RefusedError, read
-from simulator.api.responses import DONE, ReplyInfo
-from simulator.engine.history import RequestRecord, TokenOutput
-from simulator.engine.tokenizer import encode
-from simulator.settings import SimulatorSettings
+from sidelight.simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
+from sidelight.simulator.api.requests import Generation, RefusedError, read
+from sidelight.simulator.api.responses import DONE, ReplyInfo
+from sidelight.simulator.engine.history import RequestRecord, TokenOutput
+from sidelight.simulator.engine.tokenizer import encode
+from sidelight.simulator.settings import SimulatorSettings
 
 _DEFAULT_MAX_NEW_TOKENS = 128
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import msgspec
 
-from simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
-from simulator.api.requests import Generation, RefusedError, read
-from simulator.api.responses import ReplyInfo
-from simulator.engine.history import RequestRecord, TokenOutput
-from simulator.engine.tokenizer import END_OF_SEQUENCE, encode
-from simulator.settings import SimulatorSettings
+from sidelight.simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
+from sidelight.simulator.api.requests import Generation, RefusedError, read
+from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.engine.history import RequestRecord, TokenOutput
+from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE, encode
+from sidelight.simulator.settings import SimulatorSettings
 
 _DEFAULT_MAX_NEW_TOKENS = 100
 # TGI calls its own refusals validation errors.

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from simulator.engine.history import RequestRecord, StepOutcome
-from simulator.settings import SimulatorSettings
-from simulator.telemetry.pages.sglang import SglangPage
-from simulator.telemetry.pages.trtllm import TrtllmPage
-from simulator.telemetry.pages.vllm import VllmPage
+from sidelight.simulator.engine.history import RequestRecord, StepOutcome
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.telemetry.pages.sglang import SglangPage
+from sidelight.simulator.telemetry.pages.trtllm import TrtllmPage
+from sidelight.simulator.telemetry.pages.vllm import VllmPage
 
 
 class EnginePage(Protocol):

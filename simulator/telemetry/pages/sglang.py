@@ -20,9 +20,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from simulator.engine.history import RequestRecord, StepOutcome
-from simulator.settings import EngineSettings
-from simulator.telemetry.pages.multiprocess import negotiated
+from sidelight.simulator.engine.history import RequestRecord, StepOutcome
+from sidelight.simulator.settings import EngineSettings
+from sidelight.simulator.telemetry.pages.multiprocess import negotiated
 
 VERSION = "0.5.23"
 DECODE_LOG_INTERVAL = 40

@@ -14,10 +14,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from simulator.engine.history import RequestRecord, StepOutcome
-from simulator.settings import EngineSettings
-from simulator.telemetry.pages.multiprocess import negotiated
-from simulator.telemetry.pages.vllm import FIRST_TOKEN_S, REQUEST_S, TOKEN_GAP_S
+from sidelight.simulator.engine.history import RequestRecord, StepOutcome
+from sidelight.simulator.settings import EngineSettings
+from sidelight.simulator.telemetry.pages.multiprocess import negotiated
+from sidelight.simulator.telemetry.pages.vllm import FIRST_TOKEN_S, REQUEST_S, TOKEN_GAP_S
 
 VERSION = "1.3.0"
 COLLECTOR_PATIENCE_NS = 500_000_000

@@ -30,8 +30,8 @@ from prometheus_client import (
 )
 from prometheus_client.utils import floatToGoString
 
-from simulator.engine.history import PrefillCompleted, RequestRecord, StepOutcome
-from simulator.settings import EngineSettings
+from sidelight.simulator.engine.history import PrefillCompleted, RequestRecord, StepOutcome
+from sidelight.simulator.settings import EngineSettings
 
 VERSION = "0.32.0"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

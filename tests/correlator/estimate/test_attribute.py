@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from recordings import log_of, scrapes_of
 from series import endpoint_of_columns
 
-from correlator.attribute import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
-from correlator.estimate.intervals import observe
-from correlator.estimate.percentiles import server_percentiles
-from correlator.estimate.table import Attribution
-from loadgen.requests.table.log import RequestLog
-from rundir.stats import Missing
-from scraper.exposition import Series
-from scraper.series.table import EndpointSeries
+from sidelight.correlator.attribute import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
+from sidelight.correlator.estimate.intervals import observe
+from sidelight.correlator.estimate.percentiles import server_percentiles
+from sidelight.correlator.estimate.table import Attribution
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.exposition import Series
+from sidelight.scraper.series.table import EndpointSeries
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

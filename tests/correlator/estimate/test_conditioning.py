@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correlator.estimate.conditioning import Problem, solve
+from sidelight.correlator.estimate.conditioning import Problem, solve
 
 seconds = st.floats(0.01, 1.0)
 

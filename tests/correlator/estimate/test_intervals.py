@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from series import END, PREFILL, QUEUE, endpoint_of, histogram
 
-from correlator.estimate.intervals import Observed, observe
-from correlator.estimate.percentiles import ServerMeans, drained_means, server_means
-from rundir.stats import Missing
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.correlator.estimate.intervals import Observed, observe
+from sidelight.correlator.estimate.percentiles import ServerMeans, drained_means, server_means
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 
 def scraped(*pages: str, first_s: int = 0) -> EndpointSeries:

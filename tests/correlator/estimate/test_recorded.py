@@ -10,11 +10,11 @@ import pytest
 import recordings
 from recordings import Case
 
-from correlator.attribute import attribute
-from correlator.estimate.intervals import observe
-from correlator.estimate.percentiles import server_percentiles
-from correlator.estimate.table import Attribution
-from correlator.statistics.accuracy import PartError, agreement
+from sidelight.correlator.attribute import attribute
+from sidelight.correlator.estimate.intervals import observe
+from sidelight.correlator.estimate.percentiles import server_percentiles
+from sidelight.correlator.estimate.table import Attribution
+from sidelight.correlator.statistics.accuracy import PartError, agreement
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from correlator.estimate.regression import nonnegative_least_squares
+from sidelight.correlator.estimate.regression import nonnegative_least_squares
 
 
 @settings(max_examples=300)

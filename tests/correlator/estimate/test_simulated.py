@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated_cases import CHUNKED, simulated
 
-from correlator.attribute import attribute
+from sidelight.correlator.attribute import attribute
 
 
 @pytest.mark.parametrize("nth", [1, 3, 5, 10])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correlator.estimate.assignment import IntervalTotals, assign, exchange_requests, find_lag
-from correlator.estimate.conditioning import Problem, solve
-from correlator.estimate.regression import TrainingSums, learn
-from correlator.estimate.waits import nearest_step, rest_features
+from sidelight.correlator.estimate.assignment import IntervalTotals, assign, exchange_requests, find_lag
+from sidelight.correlator.estimate.conditioning import Problem, solve
+from sidelight.correlator.estimate.regression import TrainingSums, learn
+from sidelight.correlator.estimate.waits import nearest_step, rest_features
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,10 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordings import log_of
 
-from correlator.exact.clock_offset import NO_AGREEMENT, NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offsets, first_token_ns
-from correlator.exact.table import Joined, unjoined
-from loadgen.requests.table.log import RequestLog
-from recorded.nodes import ClockLine, NodeClock, NodeTime
+from sidelight.correlator.exact.clock_offset import (
+    NO_AGREEMENT,
+    NO_BOUNDS,
+    NO_PAIRS,
+    ClockOffset,
+    clock_offsets,
+    first_token_ns,
+)
+from sidelight.correlator.exact.table import Joined, unjoined
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.nodes import ClockLine, NodeClock, NodeTime
 
 Ints = npt.NDArray[np.int64]
 MS = 10**6

@@ -13,11 +13,11 @@ import pytest
 import recordings
 from recordings import Recording
 
-from correlator.exact.join import join
-from correlator.exact.table import SOURCES
-from loadgen.records import request_id
-from loadgen.requests.table.log import RequestLog
-from scraper.spans.requests import EngineSpans
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.table import SOURCES
+from sidelight.loadgen.records import request_id
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.spans.requests import EngineSpans
 
 REPOSITORY = Path(__file__).parents[3]
 MS = 10**6

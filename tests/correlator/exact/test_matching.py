@@ -12,13 +12,13 @@ from engine_records import URL, Played, World, played
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from correlator.exact import matching as by_time
-from correlator.exact.join import join
-from correlator.exact.matching import Matched, matched
-from correlator.exact.table import RECORD_BY_TIME
-from rundir.columns import take
-from scraper import perf_metrics
-from scraper.spans.requests import engine_spans
+from sidelight.correlator.exact import matching as by_time
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.matching import Matched, matched
+from sidelight.correlator.exact.table import RECORD_BY_TIME
+from sidelight.rundir.columns import take
+from sidelight.scraper import perf_metrics
+from sidelight.scraper.spans.requests import engine_spans
 
 WORLDS = st.builds(
     World,

@@ -10,18 +10,18 @@ import pytest
 import recordings
 from recordings import Recording
 
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.intervals import observe
-from correlator.estimate.percentiles import ServerMeans, drained_means, server_means
-from correlator.estimate.table import nothing
-from correlator.exact.join import join
-from correlator.exact.table import SLACK_S, Joined
-from correlator.parts import TTFT_PARTS
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.requests.metrics import span_s
-from rundir.columns import take
-from scraper.series.table import EndpointSeries
-from scraper.window.window import Window
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.intervals import observe
+from sidelight.correlator.estimate.percentiles import ServerMeans, drained_means, server_means
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.table import SLACK_S, Joined
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.requests.metrics import span_s
+from sidelight.rundir.columns import take
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.window import Window
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 # What the page says of the 151 requests of main.

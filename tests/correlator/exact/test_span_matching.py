@@ -14,10 +14,10 @@ from engine_records import Played, World, played
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from correlator.exact.join import join
-from correlator.exact.span_matching import spans_by_time
-from correlator.exact.table import SPAN_BY_TIME
-from scraper.spans.requests import EngineSpans
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.exact.span_matching import spans_by_time
+from sidelight.correlator.exact.table import SPAN_BY_TIME
+from sidelight.scraper.spans.requests import EngineSpans
 
 WORLDS = st.builds(
     World,

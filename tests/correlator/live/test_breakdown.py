@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.live.breakdown import EndedRequests, break_down_ended
-from correlator.live.window import TraceWindow
+from sidelight.correlator.live.breakdown import EndedRequests, break_down_ended
+from sidelight.correlator.live.window import TraceWindow
 
 TTFT_PARTS = ("network", "gateway", "queue", "prefill", "other")
 times = st.floats(0, 5000)

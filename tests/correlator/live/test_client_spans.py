@@ -9,8 +9,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import INTERNAL, MS, NOON, SERVER, call, gateway, span
 
-from recorded.client_spans import ClientSpan, client_span
-from scraper.spans.received import received
+from sidelight.recorded.client_spans import ClientSpan, client_span
+from sidelight.scraper.spans.received import received
 
 
 def read(sent: Span) -> ClientSpan:

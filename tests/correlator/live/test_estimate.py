@@ -13,15 +13,15 @@ import recordings
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import SERVER, S, body, span
 
-from correlator.live.breakdown import EndedRequests, estimated
-from correlator.live.estimate import EstimateWindow, hold_traced
-from correlator.live.traces import TracedRequest
-from correlator.live.window import TraceWindow
-from correlator.replay import Replay
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import take
-from scraper.series.log import ScrapeRow
-from scraper.spans.log import packed
+from sidelight.correlator.live.breakdown import EndedRequests, estimated
+from sidelight.correlator.live.estimate import EstimateWindow, hold_traced
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.correlator.live.window import TraceWindow
+from sidelight.correlator.replay import Replay
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import take
+from sidelight.scraper.series.log import ScrapeRow
+from sidelight.scraper.spans.log import packed
 
 Floats = npt.NDArray[np.float64]
 
@@ -176,7 +176,7 @@ def test_an_estimate_that_fails_costs_none_that_is_given_out(traffic: Traffic, m
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("correlator.live.estimate.attribute", fail)
+        patched.setattr("sidelight.correlator.live.estimate.attribute", fail)
         with pytest.raises(ZeroDivisionError):
             estimate.estimates(now_ns + 13 * S)
     counts += [len(batch.parts) for batch in estimate.estimates(now_ns + 14 * S, all_of_it=True)]

@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import nothing
-from correlator.exact.spans import span_times
-from correlator.exact.table import put, unjoined
-from correlator.live.breakdown import break_down_ended
-from correlator.live.window import TraceWindow
-from correlator.parts import TTFT_PARTS
-from recorded.client_spans import client_span, request_log
-from recorded.gateway_spans import GatewaySpans
-from scraper.spans.log import ExportRecord, packed
-from scraper.spans.received import ReceivedSpan
-from scraper.spans.requests import engine_spans
+from sidelight.correlator.breakdown import Parts, break_down
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.spans import span_times
+from sidelight.correlator.exact.table import put, unjoined
+from sidelight.correlator.live.breakdown import break_down_ended
+from sidelight.correlator.live.window import TraceWindow
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.recorded.client_spans import client_span, request_log
+from sidelight.recorded.gateway_spans import GatewaySpans
+from sidelight.scraper.spans.log import ExportRecord, packed
+from sidelight.scraper.spans.received import ReceivedSpan
+from sidelight.scraper.spans.requests import engine_spans
 
 DATA = Path(__file__).parents[2] / "data" / "gateway_spans.jsonl.xz"
 CLIENT = "users-app"

@@ -9,10 +9,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import INTERNAL, NOON, SERVER, TRACE, S, call, engine, export, gateway, span
 
-from correlator.live.breakdown import break_down_ended
-from correlator.live.window import TraceWindow
-from recorded.gateway_spans import GatewaySpans
-from scraper.spans.log import ExportRecord
+from sidelight.correlator.live.breakdown import break_down_ended
+from sidelight.correlator.live.window import TraceWindow
+from sidelight.recorded.gateway_spans import GatewaySpans
+from sidelight.scraper.spans.log import ExportRecord
 
 PATH = {"http.target": "/v1/chat/completions"}
 POSTED = {"call_type": "post <- track_llm_api_timing"}

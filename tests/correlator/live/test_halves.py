@@ -14,10 +14,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import MS, NOON, SERVER, S, call, engine, export, span
 
-from correlator.live.breakdown import EndedRequests
-from correlator.live.requests import MOST_HALVES, WAIT_S, SpanRequests
-from correlator.live.traces import TracedRequest
-from scraper.spans.log import ExportRecord, packed
+from sidelight.correlator.live.breakdown import EndedRequests
+from sidelight.correlator.live.requests import MOST_HALVES, WAIT_S, SpanRequests
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.scraper.spans.log import ExportRecord, packed
 
 ROUTERS = Path(__file__).parents[2] / "data" / "router_spans.jsonl.xz"
 SETTLED_S = 6.5

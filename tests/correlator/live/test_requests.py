@@ -23,9 +23,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import SERVER, S, call, engine, export, gateway, span
 
-from correlator.live.requests import SpanRequests
-from correlator.replay import Replay, Replayed
-from scraper.spans.log import ExportRecord, packed
+from sidelight.correlator.live.requests import SpanRequests
+from sidelight.correlator.replay import Replay, Replayed
+from sidelight.scraper.spans.log import ExportRecord, packed
 
 DATA = Path(__file__).parents[2] / "data" / "broken_traces.jsonl.xz"
 USERS = 110

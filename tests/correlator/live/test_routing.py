@@ -11,10 +11,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.live.reasons import ELSEWHERE, explain_split
-from correlator.live.requests import SpanRequests
-from correlator.replay import Replay
-from scraper.spans.log import ExportRecord
+from sidelight.correlator.live.reasons import ELSEWHERE, explain_split
+from sidelight.correlator.live.requests import SpanRequests
+from sidelight.correlator.replay import Replay
+from sidelight.scraper.spans.log import ExportRecord
 
 SHARDS = 2
 PER_S = 4

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import CLIENT, INTERNAL, NOON, SERVER, S, call, engine, export, gateway, span
 
-from correlator.live import traces
-from correlator.live.traces import TracedRequest
-from correlator.live.window import KEEP_S, TraceWindow
-from recorded import gateway_spans
-from recorded.client_spans import chain
+from sidelight.correlator.live import traces
+from sidelight.correlator.live.traces import TracedRequest
+from sidelight.correlator.live.window import KEEP_S, TraceWindow
+from sidelight.recorded import gateway_spans
+from sidelight.recorded.client_spans import chain
 
 Outline = tuple[str, str, list[str]]
 
@@ -169,7 +169,7 @@ def test_a_span_that_comes_again_late_loses_no_request(again_s: int):
 
 def test_that_a_span_came_is_known_for_a_time_and_of_so_many(monkeypatch: pytest.MonkeyPatch):
     """Not longer than exporters try; the oldest are forgotten first."""
-    monkeypatch.setattr("correlator.live.window.MOST_KNOWN", 40)
+    monkeypatch.setattr("sidelight.correlator.live.window.MOST_KNOWN", 40)
     window = TraceWindow()
 
     def send(number: int, at_s: float) -> int:

@@ -8,8 +8,8 @@ from engine_series import engine
 from logs import request_log
 from queues import Served, loaded
 
-from correlator.load.sustained import CLOSED, NOTHING_SENT, stability_of
-from loadgen.requests.table.log import RequestLog
+from sidelight.correlator.load.sustained import CLOSED, NOTHING_SENT, stability_of
+from sidelight.loadgen.requests.table.log import RequestLog
 
 
 def sent(queue: Served, **differs: object) -> RequestLog:

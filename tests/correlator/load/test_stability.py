@@ -9,11 +9,11 @@ import pytest
 from queues import Served, loaded, took
 from virtual_study import run_step
 
-from correlator.load.stability import Stability, verdict
-from correlator.load.sustained import stability_of
-from methodology.study.model import Step
-from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import VirtualServer
+from sidelight.correlator.load.stability import Stability, verdict
+from sidelight.correlator.load.sustained import stability_of
+from sidelight.methodology.study.model import Step
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.simulator.virtual import VirtualServer
 
 SEEDS = range(20)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from logs import request_log
 from queues import Served, loaded
 
-from correlator.load.steady import (
+from sidelight.correlator.load.steady import (
     SteadyWindow,
     in_flight,
     is_steady,

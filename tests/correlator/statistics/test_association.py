@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from scipy.stats import spearmanr
 
-from correlator.statistics.association import LAGS_S, Association, associations, ranks
+from sidelight.correlator.statistics.association import LAGS_S, Association, associations, ranks
 
 FEW = "only {} requests with both a value and a sample; at least 10 are needed"
 

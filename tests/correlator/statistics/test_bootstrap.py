@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
+from sidelight.correlator.statistics.bootstrap import (
+    block_count,
+    block_length,
+    degrees_of_freedom,
+    interval95,
+    resampled_sums,
+)
 
 
 def test_independent_values_have_blocks_of_two():

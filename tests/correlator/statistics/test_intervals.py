@@ -11,8 +11,8 @@ from msgspec.structs import asdict
 from queues import served, took
 from scipy.special import ndtri
 
-from correlator.statistics import intervals
-from correlator.statistics.intervals import (
+from sidelight.correlator.statistics import intervals
+from sidelight.correlator.statistics.intervals import (
     LEAST_TAIL,
     QuantileInterval,
     autocorrelation_time,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from golden_files import GOLDEN
 
-from correlator.opening import open_run
-from correlator.statistics.intervals import quantile
-from sidecar.report.derive import derive_run
+from sidelight.correlator.opening import open_run
+from sidelight.correlator.statistics.intervals import quantile
+from sidelight.sidecar.report.derive import derive_run
 
 
 def test_intervals_are_of_the_percentiles_that_the_summary_has(tmp_path: Path):

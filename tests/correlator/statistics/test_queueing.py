@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine_series import SECOND, engine
 
-from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting, while_waiting
-from scraper.window.window import Window
+from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting, while_waiting
+from sidelight.scraper.window.window import Window
 
 WINDOW = Window(start_ns=0, end_ns=10 * SECOND)
 

@@ -9,12 +9,12 @@ import pytest
 from engine_series import SECOND, engine, requests
 from series import scraped
 
-from correlator.statistics.server_load import gauge_samples, met_at_submission, most_within, server_loads
-from rundir.stats import Missing
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build
-from scraper.window.summary import server_summary
-from scraper.window.window import Window
+from sidelight.correlator.statistics.server_load import gauge_samples, met_at_submission, most_within, server_loads
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import EndpointSeries, build
+from sidelight.scraper.window.summary import server_summary
+from sidelight.scraper.window.window import Window
 
 NAN = float("nan")
 

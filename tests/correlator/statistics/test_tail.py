@@ -14,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from correlator.breakdown import Parts
-from correlator.statistics.bootstrap import block_count, block_length
-from correlator.statistics.tail import PARTS, TailShares, Threshold, tail_shares
-from rundir.stats import Missing
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.statistics.bootstrap import block_count, block_length
+from sidelight.correlator.statistics.tail import PARTS, TailShares, Threshold, tail_shares
+from sidelight.rundir.stats import Missing
 
 
 def no_threshold(reason: str) -> Threshold:

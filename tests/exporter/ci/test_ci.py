@@ -12,11 +12,11 @@ import summaries
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.ci.junit import ANSWERED, ENDED, TRUST, as_junit
-from exporter.ci.markdown import as_markdown
-from exporter.summary.result import Summary
-from loadgen.requests.rates import Outage
-from loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidelight.exporter.ci.junit import ANSWERED, ENDED, TRUST, as_junit
+from sidelight.exporter.ci.markdown import as_markdown
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.rates import Outage
+from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
 
 ATTACK = "a|b <img src=x> [x](http://y) **c**\x1b[2J\x00"
 # What GitHub and GitLab make links of without any markup, and mentions that send mail.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed_columns import read
 
-from exporter.html.columns import ascending_column, number_column, pack, text_column
+from sidelight.exporter.html.columns import ascending_column, number_column, pack, text_column
 
 TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(-1e4, 1e7)), max_size=40)
 

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from golden_files import GOLDEN
 
-from correlator.opening import open_run
-from exporter.document import Line, Prose
-from exporter.evaluation.evaluate import Evaluated
-from exporter.html.live import LiveColumns, state_event
-from exporter.html.page import LIVE_SCRIPTS, live_page
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import take
-from scraper.series.log import FailureRecord, ScrapeRow
-from sidecar.report.derive import derive_run
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.document import Line, Prose
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.html.live import LiveColumns, state_event
+from sidelight.exporter.html.page import LIVE_SCRIPTS, live_page
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import take
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow
+from sidelight.sidecar.report.derive import derive_run
 
 NODE = shutil.which("node")
 ATTACK = "</script><img src=x onerror=alert(1)>"
@@ -70,7 +70,7 @@ def shown(*groups: tuple[list[bytes], float]) -> dict[str, Any]:
     """Return what the script has after groups of events, each put together at once from a moment on."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    folder = resources.files("exporter.html") / "assets"
+    folder = resources.files("sidelight.exporter.html") / "assets"
     script = "\n".join((folder / name).read_text(encoding="utf-8") for name in LIVE_SCRIPTS[1:-1])
     facts = LiveColumns("r", 0).facts(0)
     given = [facts, *({"rows": list(map(data_of, rows)), "begin": begin} for rows, begin in groups)]

@@ -18,17 +18,17 @@ from golden_files import GOLDEN, names
 from html_page import ATTACK, Page
 from packed_columns import read
 
-from correlator.opening import open_run
-from exporter.document import BARS, Prose, table, words
-from exporter.evaluation.evaluate import Evaluated
-from exporter.html.data import PageInputs
-from exporter.html.markup import blocks
-from exporter.html.page import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
-from exporter.report.sections import as_text
-from exporter.report.verdict import verdict_blocks, verdict_of
-from exporter.summary.result import Summary
-from rundir.printable.numbers import ms, spoken
-from sidecar.report.derive import derive_run
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.document import BARS, Prose, table, words
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.html.data import PageInputs
+from sidelight.exporter.html.markup import blocks
+from sidelight.exporter.html.page import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
+from sidelight.exporter.report.sections import as_text
+from sidelight.exporter.report.verdict import verdict_blocks, verdict_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.rundir.printable.numbers import ms, spoken
+from sidelight.sidecar.report.derive import derive_run
 
 
 def derived(name: str, tmp_path: Path, **manifest: Any) -> Evaluated:
@@ -176,7 +176,7 @@ def test_the_page_says_how_sure_percentiles_are(tmp_path: Path):
 
 def test_the_pages_own_script_and_styles_stay_small():
     """Under 1,200 lines, and 60 kB of a report or 64 of the live page, beside uPlot: they are loaded with the page."""
-    folder = resources.files("exporter.html") / "assets"
+    folder = resources.files("sidelight.exporter.html") / "assets"
     for scripts, most in ((SCRIPTS, 60_000), (LIVE_SCRIPTS, 64_000)):
         names = [name for name in (*scripts, *STYLES) if not name.startswith("uplot")]
         texts = [(folder / name).read_text(encoding="utf-8") for name in names]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from golden_files import GOLDEN
 
-from correlator.opening import open_run
-from sidecar.report.derive import derive_run
+from sidelight.correlator.opening import open_run
+from sidelight.sidecar.report.derive import derive_run
 
 NODE = shutil.which("node")
 # Node has the browser's own `atob`, `Blob` and `DecompressionStream`; of the document the script needs one element.
@@ -47,7 +47,7 @@ def scripted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("run") / request.param
     shutil.copytree(GOLDEN / request.param, path, ignore=shutil.ignore_patterns("expected"))
     run = derive_run(open_run(path), ["html"])
-    script = Path(str(resources.files("exporter.html") / "assets" / "data.js"))
+    script = Path(str(resources.files("sidelight.exporter.html") / "assets" / "data.js"))
     command = [NODE, "-e", PROGRAM, str(script), str(path / "report.html")]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return run, json.loads(output)
@@ -83,7 +83,7 @@ def test_an_axis_tells_its_places_apart():
     """2.5 s is not 3 s."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    script = (resources.files("exporter.html") / "assets" / "plot.js").read_text(encoding="utf-8")
+    script = (resources.files("sidelight.exporter.html") / "assets" / "plot.js").read_text(encoding="utf-8")
     shown = "; process.stdout.write([[2.5e3, 2.5e3], [1.25e4, 2.5e3], [50, 25], [0.5, 0.25], [2e3, 1e3]]"
     command = [NODE, "-e", f'{script}{shown}.map((tick) => axisMs(...tick)).join("; "))']
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -94,7 +94,7 @@ def test_a_value_beside_an_axis_of_seconds_keeps_its_digits():
     """Of 1.6 ms two digits of a second show nothing; nothing is 0 in the axis' own unit."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    script = (resources.files("exporter.html") / "assets" / "plot.js").read_text(encoding="utf-8")
+    script = (resources.files("sidelight.exporter.html") / "assets" / "plot.js").read_text(encoding="utf-8")
     shown = "; process.stdout.write([1.6, 0, 280, 7647.7].map((value) => axisMs(value, 5e3, 100)).join('; '))"
     output = subprocess.run([NODE, "-e", script + shown], check=True, capture_output=True, text=True).stdout
     assert output == "1.60 ms; 0.00 s; 0.28 s; 7.65 s"
@@ -104,7 +104,7 @@ def test_a_peak_within_a_step_is_drawn():
     """And a step of which nothing is known is empty."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    assets = resources.files("exporter.html") / "assets"
+    assets = resources.files("sidelight.exporter.html") / "assets"
     script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js"))
     gauge = "{ times: Float64Array.of(1, 11, 12, 19), values: Float64Array.of(1, 7, 2, 3) }"
     shown = f"; const held = [{gauge}]; const at = (time) => time < 20 ? combined(held, time, Math.max) : null"
@@ -117,7 +117,7 @@ def test_a_request_that_failed_is_in_flight_until_it_ended():
     """And one without an end for as long as the chart goes on."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    assets = resources.files("exporter.html") / "assets"
+    assets = resources.files("sidelight.exporter.html") / "assets"
     script = "".join((assets / name).read_text(encoding="utf-8") for name in ("data.js", "plot.js", "time.js"))
     columns = ", ".join(
         f"{name}: {{ values: Float64Array.of({values}) }}"
@@ -149,7 +149,7 @@ def test_steps_and_ranges_are_those_that_are_labelled(expression: str, value: ob
     """The step under the cursor, of a round length; a zoom of a second at least; what is open as a step begins."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    assets = resources.files("exporter.html") / "assets"
+    assets = resources.files("sidelight.exporter.html") / "assets"
     script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js", "waterfall.js"))
     data = json.dumps({"titles": {"blank output": "no text"}})
     shown = f"; const DATA = {data}; process.stdout.write(JSON.stringify({expression}))"
@@ -161,7 +161,7 @@ def test_a_chart_has_no_heading_without_text():
     """The row of the range under the cursor has none."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    assets = resources.files("exporter.html") / "assets"
+    assets = resources.files("sidelight.exporter.html") / "assets"
     script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js"))
     program = """
       const DATA = {}, rows = [];
@@ -192,7 +192,7 @@ def test_a_mark_says_how_sure_it_is(mark: str, text: str):
     """An interval, a bound, or of another selection of requests nothing."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    assets = resources.files("exporter.html") / "assets"
+    assets = resources.files("sidelight.exporter.html") / "assets"
     script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "spread.js"))
     command = [NODE, "-e", script.replace('"use strict";', "") + f"; process.stdout.write(markText({mark}))"]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == text

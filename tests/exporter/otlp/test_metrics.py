@@ -19,18 +19,18 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 from waiting import BOUND_S
 
-from correlator.opening import open_run
-from exporter.evaluation.evaluate import Evaluated
-from exporter.otlp.metrics import metric_exports
-from exporter.otlp.send import send
-from exporter.prometheus.remote_write import write
-from rundir.access import Access
-from rundir.columns import take
-from scraper.spans.spec import METRICS
-from sidecar.cli.measuring import free_pair
-from sidecar.report.derive import derive_run
-from sidecar.report.history import history
-from sidecar.report.span_export import span_source
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.otlp.metrics import metric_exports
+from sidelight.exporter.otlp.send import send
+from sidelight.exporter.prometheus.remote_write import write
+from sidelight.rundir.access import Access
+from sidelight.rundir.columns import take
+from sidelight.scraper.spans.spec import METRICS
+from sidelight.sidecar.cli.measuring import free_pair
+from sidelight.sidecar.report.derive import derive_run
+from sidelight.sidecar.report.history import history
+from sidelight.sidecar.report.span_export import span_source
 
 VICTORIA = shutil.which("victoria-metrics")
 START_NS = 10**18

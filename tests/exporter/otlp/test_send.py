@@ -28,10 +28,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 from served import collector
 
-from exporter.otlp.send import Batch, Sent, send
-from rundir.access import Access, Guard
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import TRACES, ReceiverSpec
+from sidelight.exporter.otlp.send import Batch, Sent, send
+from sidelight.rundir.access import Access, Guard
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import TRACES, ReceiverSpec
 
 
 def batch(number: int, spans: int = 3) -> list[ReadableSpan]:
@@ -264,7 +264,7 @@ async def test_an_authority_that_is_not_there_is_the_reason(monkeypatch: pytest.
 
 async def test_progress_is_reported_now_and_then(monkeypatch: pytest.MonkeyPatch):
     """How many spans were taken so far."""
-    monkeypatch.setattr("exporter.otlp.send.REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("sidelight.exporter.otlp.send.REPORT_EVERY_S", 0.0)
     said: list[str] = []
     async with collector((200, {})) as (url, _):
         await sent(url, report=said.append)

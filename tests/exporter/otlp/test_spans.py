@@ -15,11 +15,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from correlator.breakdown import Parts
-from exporter.otlp import spans as otlp
-from exporter.otlp.spans import TEXT_CHARS, SpanSource
-from loadgen.records import span_id, trace_id, traceparent
-from scraper.spans.received import fault
+from sidelight.correlator.breakdown import Parts
+from sidelight.exporter.otlp import spans as otlp
+from sidelight.exporter.otlp.spans import TEXT_CHARS, SpanSource
+from sidelight.loadgen.records import span_id, trace_id, traceparent
+from sidelight.scraper.spans.received import fault
 
 MS = 1_000_000
 RUN = "20261121-120000-abcdef"

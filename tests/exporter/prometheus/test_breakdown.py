@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.breakdown import Parts
-from correlator.live.breakdown import EndedRequests, break_down_ended
-from correlator.live.reasons import REASONS
-from correlator.live.window import TraceWindow
-from correlator.parts import E2E_PARTS, TTFT_PARTS
-from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.page import LivePage
-from exporter.prometheus.snapshot import PartCounts, Snapshot, WatchCounts
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.live.breakdown import EndedRequests, break_down_ended
+from sidelight.correlator.live.reasons import REASONS
+from sidelight.correlator.live.window import TraceWindow
+from sidelight.correlator.parts import E2E_PARTS, TTFT_PARTS
+from sidelight.exporter.prometheus.counts import counted, nothing_counted
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.exporter.prometheus.snapshot import PartCounts, Snapshot, WatchCounts
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from exporter.prometheus import events
-from exporter.prometheus.events import EventStream
+from sidelight.exporter.prometheus import events
+from sidelight.exporter.prometheus.events import EventStream
 
 
 async def taken(browser: AsyncIterator[bytes], count: int) -> list[bytes]:

@@ -23,11 +23,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import BOUND_S
 
-from correlator.live.reasons import REASONS
-from exporter.prometheus.counts import nothing_counted
-from exporter.prometheus.page import LivePage
-from exporter.prometheus.server import serving
-from exporter.prometheus.snapshot import (
+from sidelight.correlator.live.reasons import REASONS
+from sidelight.exporter.prometheus.counts import nothing_counted
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.exporter.prometheus.server import serving
+from sidelight.exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     LATENESS_BOUNDS_S,
     MEAN_BOUNDS_S,
@@ -42,7 +42,7 @@ from exporter.prometheus.snapshot import (
     bucketize,
     traced,
 )
-from exporter.prometheus.table import ENGINE_HISTOGRAMS
+from sidelight.exporter.prometheus.table import ENGINE_HISTOGRAMS
 
 PROMTOOL = shutil.which("promtool")
 BOUNDS_S = (0.1, 0.5, 1.0)

@@ -16,11 +16,11 @@ from aiohttp.test_utils import TestServer
 from waiting import BOUND_S
 from written import received
 
-from exporter.prometheus import remote_write
-from exporter.prometheus.remote_write import LiveWriter, write
-from exporter.prometheus.snapshot import ClientCounts, Snapshot, bucketize, traced
-from exporter.prometheus.write_request import WriteRequest, encoded, samples_of, write_requests
-from rundir.access import Access
+from sidelight.exporter.prometheus import remote_write
+from sidelight.exporter.prometheus.remote_write import LiveWriter, write
+from sidelight.exporter.prometheus.snapshot import ClientCounts, Snapshot, bucketize, traced
+from sidelight.exporter.prometheus.write_request import WriteRequest, encoded, samples_of, write_requests
+from sidelight.rundir.access import Access
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 AT_NS = 1_795_256_419_150_000_000
@@ -102,7 +102,7 @@ def test_an_exemplar_is_sent_once():
 
 async def test_a_server_that_asks_for_later_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     """And gets the same body."""
-    monkeypatch.setattr("scraper.spans.forward.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("sidelight.scraper.spans.forward.FIRST_PAUSE_S", 0.001)
     bodies: list[bytes] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -191,7 +191,7 @@ async def test_a_live_sender_never_waits(status: int, monkeypatch: pytest.Monkey
     """What cannot be sent waits, the oldest makes room and is counted as lost; one line when it begins, one when the
     server goes on. 400 is not asked again for the same samples.
     """
-    monkeypatch.setattr("scraper.spans.forward.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("sidelight.scraper.spans.forward.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(remote_write, "STEPS_WAITING", 3)
     store, refused, is_open = Store(), asyncio.Event(), asyncio.Event()
 

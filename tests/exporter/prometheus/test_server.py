@@ -14,11 +14,11 @@ from certificates import Authority
 from server_sent import listening
 from waiting import BOUND_S
 
-from exporter.prometheus import server
-from exporter.prometheus.events import MOST_BROWSERS
-from exporter.prometheus.page import LivePage
-from exporter.prometheus.server import serving
-from rundir.access import Guard, basic
+from sidelight.exporter.prometheus import server
+from sidelight.exporter.prometheus.events import MOST_BROWSERS
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.exporter.prometheus.server import serving
+from sidelight.rundir.access import Guard, basic
 
 
 async def asked(url: str, path: str) -> tuple[int, str]:

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 import summaries
 
-from correlator.parts import TTFT_PARTS
-from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
-from exporter.report.advice import MORE_PREFILL, UNEXPLAINED, Advice, advised
-from exporter.summary.breakdown import json_name
-from exporter.summary.correlation import Evidence
-from exporter.summary.gateways import GatewaySummary
-from exporter.summary.result import Summary
-from loadgen.requests.slo.results import ObjectiveResult, SloResult
-from scraper.window.quantities import GatewayPage
-from scraper.window.summary import DetectedEngine, Server
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
+from sidelight.exporter.report.advice import MORE_PREFILL, UNEXPLAINED, Advice, advised
+from sidelight.exporter.summary.breakdown import json_name
+from sidelight.exporter.summary.correlation import Evidence
+from sidelight.exporter.summary.gateways import GatewaySummary
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidelight.scraper.window.quantities import GatewayPage
+from sidelight.scraper.window.summary import DetectedEngine, Server
 
 replace = msgspec.structs.replace
 SEATS = WhileWaiting(

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import summaries
 
-from exporter.report.alerts import alerts
-from exporter.report.verdict import verdict_of
-from methodology.compliance.runs import RunStatement
+from sidelight.exporter.report.alerts import alerts
+from sidelight.exporter.report.verdict import verdict_of
+from sidelight.methodology.compliance.runs import RunStatement
 
 replace = msgspec.structs.replace
 

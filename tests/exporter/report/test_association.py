@@ -10,13 +10,13 @@ import pytest
 import summaries
 from msgspec import UNSET, convert, structs, to_builtins
 
-from correlator.statistics.association import Association
-from correlator.statistics.tail import PARTS, Tail, TailShares, Threshold
-from exporter.report.conclusion import conclusion
-from exporter.report.tables.server import association_line
-from exporter.summary.correlation import Correlation
-from exporter.summary.tail import TailAttribution, tail_attribution
-from rundir.stats import Missing
+from sidelight.correlator.statistics.association import Association
+from sidelight.correlator.statistics.tail import PARTS, Tail, TailShares, Threshold
+from sidelight.exporter.report.conclusion import conclusion
+from sidelight.exporter.report.tables.server import association_line
+from sidelight.exporter.summary.correlation import Correlation
+from sidelight.exporter.summary.tail import TailAttribution, tail_attribution
+from sidelight.rundir.stats import Missing
 
 FOUND = Association(
     client="ttft_ms",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from exporter.report.tables.energy import energy_section
-from exporter.text import without_padding
-from scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord
-from scraper.hardware.summary import Hardware, hardware_summary
-from scraper.window.window import Window
+from sidelight.exporter.report.tables.energy import energy_section
+from sidelight.exporter.text import without_padding
+from sidelight.scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord
+from sidelight.scraper.hardware.summary import Hardware, hardware_summary
+from sidelight.scraper.window.window import Window
 
 SECOND = 1_000_000_000
 WINDOW = Window(start_ns=0, end_ns=10 * SECOND)

@@ -9,12 +9,12 @@ import pytest
 import summaries
 from msgspec import structs
 
-from correlator.gateways import GatewayPart
-from exporter.report.conclusion import conclusion
-from exporter.report.tables.gateways import gateway_lines
-from exporter.summary.gateways import beside_pages
-from exporter.summary.result import Summary
-from scraper.window.quantities import GatewayPage
+from sidelight.correlator.gateways import GatewayPart
+from sidelight.exporter.report.conclusion import conclusion
+from sidelight.exporter.report.tables.gateways import gateway_lines
+from sidelight.exporter.summary.gateways import beside_pages
+from sidelight.exporter.summary.result import Summary
+from sidelight.scraper.window.quantities import GatewayPage
 
 
 def page(gateway: str = "litellm", **changes: object) -> GatewayPage:

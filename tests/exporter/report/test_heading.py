@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import summaries
 
-from exporter.report.heading import heading
-from exporter.summary.watched import WatchedTraffic
+from sidelight.exporter.report.heading import heading
+from sidelight.exporter.summary.watched import WatchedTraffic
 
 WATCH = WatchedTraffic(
     begun_ns=0,

@@ -12,16 +12,16 @@ import summaries
 from logs import request_log
 from queues import loaded
 
-from correlator.load.steady import steady_throughput
-from correlator.load.sustained import stability_of
-from exporter.comparison import runs_table
-from exporter.report.load import overload, rate_lines, served_in_load, sustained
-from exporter.report.sections import as_text
-from exporter.report.verdict import verdict_of
-from exporter.summary.result import Summary
-from loadgen.requests.summary import HeldBack, client_summary
-from rundir.printable.numbers import cell
-from rundir.stats import describe
+from sidelight.correlator.load.steady import steady_throughput
+from sidelight.correlator.load.sustained import stability_of
+from sidelight.exporter.comparison import runs_table
+from sidelight.exporter.report.load import overload, rate_lines, served_in_load, sustained
+from sidelight.exporter.report.sections import as_text
+from sidelight.exporter.report.verdict import verdict_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.summary import HeldBack, client_summary
+from sidelight.rundir.printable.numbers import cell
+from sidelight.rundir.stats import describe
 
 
 def loaded_run(load: float, *, seconds: float, per_s: float = 6.0, servers: int = 16, steady: bool = False) -> Summary:

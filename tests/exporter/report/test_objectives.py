@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import summaries
 
-from exporter.report.conclusion import objectives
-from loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidelight.exporter.report.conclusion import objectives
+from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
 
 OBJECTIVE = ObjectiveResult(
     text="ttft_p99<1ms",

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import summaries
 
-from correlator.load.stability import Verdict
-from correlator.statistics.intervals import quantiles
-from correlator.statistics.percentiles import QUANTILES, PercentileIntervals
-from exporter.report.tables.percentiles import interval_line
-from exporter.summary.result import Summary
+from sidelight.correlator.load.stability import Verdict
+from sidelight.correlator.statistics.intervals import quantiles
+from sidelight.correlator.statistics.percentiles import QUANTILES, PercentileIntervals
+from sidelight.exporter.report.tables.percentiles import interval_line
+from sidelight.exporter.summary.result import Summary
 
 
 def summary_of(requests: int, verdict: Verdict = "stable") -> Summary:

@@ -17,17 +17,17 @@ from golden_files import GOLDEN, names
 from rich.console import Console
 
 import sidelight
-from correlator.opening import open_run
-from correlator.statistics.queueing import WhileWaiting
-from exporter.report.advice import Observations, mean_shares
-from exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
-from exporter.summary.result import Summary
-from exporter.summary.verdict import RunVerdict
-from exporter.text import render
-from loadgen.requests.rates import Outage
-from loadgen.requests.slo.results import ObjectiveResult, SloResult
-from scraper.engines.catalogue import EngineLimits
-from sidecar.report.derive import derive_run
+from sidelight.correlator.opening import open_run
+from sidelight.correlator.statistics.queueing import WhileWaiting
+from sidelight.exporter.report.advice import Observations, mean_shares
+from sidelight.exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.verdict import RunVerdict
+from sidelight.exporter.text import render
+from sidelight.loadgen.requests.rates import Outage
+from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidelight.scraper.engines.catalogue import EngineLimits
+from sidelight.sidecar.report.derive import derive_run
 
 replace = msgspec.structs.replace
 OBJECTIVE = ObjectiveResult(

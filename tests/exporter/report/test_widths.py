@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from exporter.document import Block, Table, numbers, table
-from exporter.report.sections import report
-from exporter.summary.result import Summary
-from exporter.text import LONG_WORD, render
+from sidelight.exporter.document import Block, Table, numbers, table
+from sidelight.exporter.report.sections import report
+from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.text import LONG_WORD, render
 
 WIDTHS = (60, 80, 100, 120)
 SCALES = (1.0, 33_871.0, 1e12, 1e-6)

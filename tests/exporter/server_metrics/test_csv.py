@@ -9,8 +9,8 @@ from typing import Any
 from exports import Recorded, S, source_of
 from series import endpoint_of
 
-from exporter.server_metrics.csv import as_csv
-from exporter.server_metrics.json import document
+from sidelight.exporter.server_metrics.csv import as_csv
+from sidelight.exporter.server_metrics.json import document
 
 Table = list[dict[str, str]]
 

@@ -13,9 +13,9 @@ from exports import Recorded, S, source_of
 from prometheus_client.parser import text_string_to_metric_families
 from series import URL, endpoint_of
 
-from exporter.server_metrics.jsonl import write
-from exporter.server_metrics.source import MetricsSource
-from rundir.files import replace_file
+from sidelight.exporter.server_metrics.jsonl import write
+from sidelight.exporter.server_metrics.source import MetricsSource
+from sidelight.rundir.files import replace_file
 
 Lines = Callable[[MetricsSource], list[dict[str, Any]]]
 

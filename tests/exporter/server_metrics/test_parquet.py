@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from series import endpoint_of
 
-from exporter.server_metrics import parquet as server_metrics_parquet
-from exporter.server_metrics.json import document
-from exporter.server_metrics.parquet import write as write_parquet
-from exporter.server_metrics.source import MetricsSource
-from rundir.files import replace_file
+from sidelight.exporter.server_metrics import parquet as server_metrics_parquet
+from sidelight.exporter.server_metrics.json import document
+from sidelight.exporter.server_metrics.parquet import write as write_parquet
+from sidelight.exporter.server_metrics.source import MetricsSource
+from sidelight.rundir.files import replace_file
 
 REPOSITORY = Path(__file__).parents[3]
 

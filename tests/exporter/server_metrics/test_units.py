@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.server_metrics.units import infer_unit
+from sidelight.exporter.server_metrics.units import infer_unit
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,20 @@ from documents import explained
 from jsonschema import Draft202012Validator
 from msgspec import UNSET, convert, to_builtins
 
-from correlator.breakdown import Parts
-from correlator.estimate.table import QUALITIES
-from correlator.gateways import GatewayPart
-from exporter.document import Table
-from exporter.report.method import basis
-from exporter.report.sections import as_text
-from exporter.report.tables.breakdown import breakdown_table, breakdown_tables
-from exporter.report.verdict import verdict_of, where_it_went
-from exporter.summary.breakdown import NOT_SEEN, Coverage, Quality
-from exporter.summary.correlation import SEVERAL_CLOCKS, Correlation, ReceivedSpans, correlation
-from exporter.tables import PARTS
-from exporter.text import without_padding
-from recorded.gateway_spans import FirstBy
-from sidecar.options import schema
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.estimate.table import QUALITIES
+from sidelight.correlator.gateways import GatewayPart
+from sidelight.exporter.document import Table
+from sidelight.exporter.report.method import basis
+from sidelight.exporter.report.sections import as_text
+from sidelight.exporter.report.tables.breakdown import breakdown_table, breakdown_tables
+from sidelight.exporter.report.verdict import verdict_of, where_it_went
+from sidelight.exporter.summary.breakdown import NOT_SEEN, Coverage, Quality
+from sidelight.exporter.summary.correlation import SEVERAL_CLOCKS, Correlation, ReceivedSpans, correlation
+from sidelight.exporter.tables import PARTS
+from sidelight.exporter.text import without_padding
+from sidelight.recorded.gateway_spans import FirstBy
+from sidelight.sidecar.options import schema
 
 TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
 MERGED = "network and engine frontend"

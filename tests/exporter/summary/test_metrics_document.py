@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from documents import explained
 
-from exporter.summary.result import schema
-from rundir.stats import STATISTICS
+from sidelight.exporter.summary.result import schema
+from sidelight.rundir.stats import STATISTICS
 
 SCHEMA = schema()
 PAGES = {

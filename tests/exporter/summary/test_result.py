@@ -13,10 +13,10 @@ import pytest
 import summaries
 from jsonschema import Draft202012Validator
 
-from exporter.summary.result import Summary, as_written, schema
-from exporter.tables import timeslices_table
-from scraper.window.quantities import MOST_SLICES, GaugeSlice
-from scraper.window.summary import Endpoint, Scrapes
+from sidelight.exporter.summary.result import Summary, as_written, schema
+from sidelight.exporter.tables import timeslices_table
+from sidelight.scraper.window.quantities import MOST_SLICES, GaugeSlice
+from sidelight.scraper.window.summary import Endpoint, Scrapes
 
 RUNS = Path(__file__).parents[2] / "golden"
 SUMMARIES = {path.parents[1].name: json.loads(path.read_bytes()) for path in RUNS.glob("*/expected/summary.json")}

@@ -8,9 +8,9 @@ import numpy as np
 import summaries
 from logs import request_log
 
-from exporter.summary.slowest import MOST, SlowRequest, slowest
-from rundir.columns import take
-from rundir.stats import Missing
+from sidelight.exporter.summary.slowest import MOST, SlowRequest, slowest
+from sidelight.rundir.columns import take
+from sidelight.rundir.stats import Missing
 
 TTFT_MS = (50.0, 300.0, 200.0)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from engine_series import engine
 
-from exporter.summary.timeline import COLUMNS, timeline
-from scraper.window.window import Window
+from sidelight.exporter.summary.timeline import COLUMNS, timeline
+from sidelight.scraper.window.window import Window
 
 S = 10**9
 

@@ -22,13 +22,13 @@ from faults.schedules.scrapes import scrape_faults
 from faults.schedules.traffic import Request
 from faults.schedules.watching import Played, Watched
 
-from correlator.parts import TTFT_PARTS
-from recorded.run import Run
-from rundir.frames import FrameTail, in_order
-from rundir.framing import Extent
-from scraper.spans.log import ExportRecord, StateRecord, decode
-from scraper.spans.received import OFF_CLOCK
-from sidecar.run import open_run
+from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.recorded.run import Run
+from sidelight.rundir.frames import FrameTail, in_order
+from sidelight.rundir.framing import Extent
+from sidelight.scraper.spans.log import ExportRecord, StateRecord, decode
+from sidelight.scraper.spans.received import OFF_CLOCK
+from sidelight.sidecar.run import open_run
 
 APART_S = 50.0  # between the spans of a request, which are then one
 CALM = Weather()

@@ -12,12 +12,12 @@ from faults.schedules.network import Weather
 from faults.schedules.virtual_time import BOOT_NS, EPOCH_NS
 from faults.schedules.watching import Played, Watched
 
-from exporter.evaluation.server import gaps_of
-from recorded.events import SCRAPER_DIED
-from recorded.run import Run
-from rundir.frames import FrameTail, in_order
-from scraper.series.log import FailureRecord, ScrapeRow, read_log
-from sidecar.watch.processes import UNCOUNTED
+from sidelight.exporter.evaluation.server import gaps_of
+from sidelight.recorded.events import SCRAPER_DIED
+from sidelight.recorded.run import Run
+from sidelight.rundir.frames import FrameTail, in_order
+from sidelight.scraper.series.log import FailureRecord, ScrapeRow, read_log
+from sidelight.sidecar.watch.processes import UNCOUNTED
 
 IN_HAND_S, CALM_S = 6.0, 0.2  # that a scrape may take, its time-out included, and where nothing is slow
 NOTICED_S = 1.0  # within which a death is noticed

@@ -30,12 +30,12 @@ from faults.schedules.watching import END_S, QUIET_S, Schedule, Stage
 from sent_spans import body
 from series import counter, gauge
 
-from exporter.prometheus.page import LivePage
-from sidecar.__main__ import GC_THRESHOLD
-from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress.reporter import MOST_REMEMBERED, Progress
-from sidecar.watch import service
-from sidecar.watch.view import WatchView
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.sidecar.__main__ import GC_THRESHOLD
+from sidelight.sidecar.options.watch import WatchOptions, check_watch
+from sidelight.sidecar.progress.reporter import MOST_REMEMBERED, Progress
+from sidelight.sidecar.watch import service
+from sidelight.sidecar.watch.view import WatchView
 
 PAGE_PORT = 9464
 RELOAD_EVERY_S, LIFE_S, TWICE_EVERY = 3, 30, 10

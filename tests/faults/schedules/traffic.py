@@ -17,7 +17,7 @@ from faults.schedules.virtual_time import BOOT_NS, EPOCH_NS, Time
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import MS, NOON, body, call, engine, gateway
 
-from scraper.spans.spec import SIGNALS, TRACES
+from sidelight.scraper.spans.spec import SIGNALS, TRACES
 
 assert EPOCH_NS == NOON
 ATTEMPT_S, PATIENCE_S = 10.0, 300.0  # of exporters

@@ -28,21 +28,21 @@ from faults.schedules.processes import Machine, Process, running
 from faults.schedules.virtual_time import Task, Time
 from grpc import aio
 
-from exporter.prometheus.page import LivePage
-from scraper.worker import __main__ as scraping
-from scraper.worker import process as worker
-from scraper.worker import spans
-from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress.reporter import Progress
-from sidecar.run import manifest
-from sidecar.watch import service
-from sidecar.watch.view import WatchView
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.scraper.worker import __main__ as scraping
+from sidelight.scraper.worker import process as worker
+from sidelight.scraper.worker import spans
+from sidelight.sidecar.options.watch import WatchOptions, check_watch
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run import manifest
+from sidelight.sidecar.watch import service
+from sidelight.sidecar.watch.view import WatchView
 
 QUIET_S = 60.0  # after all is sent: estimates are made, what waits is forwarded
 PORTS = {traffic.GRPC_PORT, traffic.HTTP_PORT, 9464}
 FIRST_WRITES = 5
 END_S = 60.0  # that a watch may take to end
-RECEIVER, SCRAPER = "scraper.worker.spans", "scraper.worker"
+RECEIVER, SCRAPER = "sidelight.scraper.worker.spans", "sidelight.scraper.worker"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from live.engines.engines import ENGINES, Engine
 from live.runs import measure
 from live.tables import markdown
 
-from sidecar.cli.measuring import free_pair
+from sidelight.sidecar.cli.measuring import free_pair
 
 
 def main() -> int:

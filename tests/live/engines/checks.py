@@ -12,12 +12,12 @@ from typing import Any
 from live.runs import Measured
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from loadgen import records
-from loadgen.protocols.reading.reply import unpack
-from rundir.stats import Missing
-from scraper.engines.recognition import canonical
-from scraper.spans.log import ExportRecord, read_log
 from sidelight import open_run
+from sidelight.loadgen import records
+from sidelight.loadgen.protocols.reading.reply import unpack
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.recognition import canonical
+from sidelight.scraper.spans.log import ExportRecord, read_log
 
 WITHIN_MS = 1.0
 SENT_AGAIN = "sent a second time, on a new connection"

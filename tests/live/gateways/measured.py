@@ -24,7 +24,7 @@ from live.runs import measure
 from live.servers import answers, running
 from processes import engine, start, until
 
-from sidecar.cli.measuring import free_pair
+from sidelight.sidecar.cli.measuring import free_pair
 
 RATE_PER_S = 3.0
 REQUESTS, USERS = 100, 50

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from loadgen.host.clock_sync import Chrony, ClockState, KernelClock, clock_state, clock_summary, parse_tracking
-from rundir.stats import Missing
+from sidelight.loadgen.host.clock_sync import (
+    Chrony,
+    ClockState,
+    KernelClock,
+    clock_state,
+    clock_summary,
+    parse_tracking,
+)
+from sidelight.rundir.stats import Missing
 
 TRACKING = (
     "A9FEA97B,169.254.169.123,4,1763740000.000000000,-0.000012000,0.000001000,0.000020000,-11.1,0.001,0.02,"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from loadgen.host.cpu_steal import CpuTicks, machine_load, parse_stat, read_ticks
-from rundir.stats import Missing
+from sidelight.loadgen.host.cpu_steal import CpuTicks, machine_load, parse_stat, read_ticks
+from sidelight.rundir.stats import Missing
 
 STAT = "cpu  100 1 20 800 30 2 3 44 5 6\ncpu0 50 0 10 400 15 1 1 22 2 3\nintr 1\n"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.host import limits as descriptors
+from sidelight.loadgen.host import limits as descriptors
 
 
 def test_a_load_that_fits_is_no_shortage():

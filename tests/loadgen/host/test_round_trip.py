@@ -10,8 +10,8 @@ import pytest
 from msgspec import to_builtins
 from waiting import BOUND_S
 
-from loadgen.host.round_trip import Rtt, measure_rtt, round_trip
-from rundir.stats import Missing
+from sidelight.loadgen.host.round_trip import Rtt, measure_rtt, round_trip
+from sidelight.rundir.stats import Missing
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve

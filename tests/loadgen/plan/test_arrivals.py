@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.plan.arrivals import Arrival, expected, schedule
+from sidelight.loadgen.plan.arrivals import Arrival, expected, schedule
 
 S = 1_000_000_000
 POISSON = Arrival(kind="poisson", rate_per_s=50)

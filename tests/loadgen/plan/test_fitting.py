@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from codes import raises
 
-from loadgen.plan import fitting as fitter
-from loadgen.plan import tokenizers
-from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
-from loadgen.protocols.request import RequestTarget
+from sidelight.loadgen.plan import fitting as fitter
+from sidelight.loadgen.plan import tokenizers
+from sidelight.loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
+from sidelight.loadgen.protocols.request import RequestTarget
 
 if TYPE_CHECKING:
     from conftest import Tokenizing

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from codes import raises
 
-from loadgen.plan import prompts
-from loadgen.plan.fitting import PlanOrder, plan
-from loadgen.plan.tokenizers import ReferenceTokenizer
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.plan.workloads.catalogue import ReadyWorkload
-from loadgen.plan.workloads.prompts import OUTPUT_TOKENS
-from loadgen.plan.workloads.request import WorkloadRequest
-from loadgen.protocols.request import RequestTarget
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest
+from sidelight.loadgen.plan import prompts
+from sidelight.loadgen.plan.fitting import PlanOrder, plan
+from sidelight.loadgen.plan.tokenizers import ReferenceTokenizer
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.plan.workloads.catalogue import ReadyWorkload
+from sidelight.loadgen.plan.workloads.prompts import OUTPUT_TOKENS
+from sidelight.loadgen.plan.workloads.request import WorkloadRequest
+from sidelight.loadgen.protocols.request import RequestTarget
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest
 
 HI = {"role": "user", "content": "Hi"}
 TALK = [{"role": "system", "content": "Be brief."}, HI]

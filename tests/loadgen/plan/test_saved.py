@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from codes import raises
 
-from loadgen.plan import saved
-from loadgen.plan.fitting import PlanOrder
-from loadgen.records import PlannedRequest, append_record, plan_end
-from rundir.frames import FrameLog
+from sidelight.loadgen.plan import saved
+from sidelight.loadgen.plan.fitting import PlanOrder
+from sidelight.loadgen.records import PlannedRequest, append_record, plan_end
+from sidelight.rundir.frames import FrameLog
 
 
 def planned(index: int, body: bytes = b'{"model":"m","x":[1.0]}', **more: Any) -> PlannedRequest:

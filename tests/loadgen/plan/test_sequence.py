@@ -15,10 +15,10 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.plan import fitting as fitter
-from loadgen.plan import tokenizers
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.protocols.request import RequestTarget
+from sidelight.loadgen.plan import fitting as fitter
+from sidelight.loadgen.plan import tokenizers
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.protocols.request import RequestTarget
 
 if TYPE_CHECKING:
     from conftest import Tokenizing, TokenServer

@@ -10,8 +10,8 @@ from codes import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.plan import tokenizers
-from loadgen.plan.tokenizers.fitting import fit_counted
+from sidelight.loadgen.plan import tokenizers
+from sidelight.loadgen.plan.tokenizers.fitting import fit_counted
 
 if TYPE_CHECKING:
     from conftest import Tokenizing

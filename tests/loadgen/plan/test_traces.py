@@ -10,8 +10,8 @@ from codes import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.plan.arrivals import Arrival, schedule
-from loadgen.plan.traces import TraceError, read_trace
+from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.loadgen.plan.traces import TraceError, read_trace
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens

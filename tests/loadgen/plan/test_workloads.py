@@ -12,10 +12,10 @@ from statistics import NormalDist
 import pytest
 from scipy import stats
 
-from loadgen.plan.tokenizers import reference
-from loadgen.plan.workloads import catalogue as workloads
-from loadgen.plan.workloads.distributions import zipf_weights
-from loadgen.plan.workloads.request import WorkloadRequest
+from sidelight.loadgen.plan.tokenizers import reference
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.loadgen.plan.workloads.distributions import zipf_weights
+from sidelight.loadgen.plan.workloads.request import WorkloadRequest
 
 COUNT = 4000
 # Of all checks below none is to fail by chance more often than about once in ten thousand seeds.

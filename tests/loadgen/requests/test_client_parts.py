@@ -9,8 +9,8 @@ from logs import request_log
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.summary import INPUT_TOKEN_EDGES, TailRatios, client_summary
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.loadgen.requests.summary import INPUT_TOKEN_EDGES, TailRatios, client_summary
 
 THREE = {
     "dispatch": 99, "submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "input": 7,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from logs import request_log
 from msgspec import to_builtins
 
-from loadgen.requests import delivery as chunks
-from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.summary import client_summary
-from loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests import delivery as chunks
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.loadgen.requests.summary import client_summary
+from sidelight.loadgen.requests.table.log import RequestLog
 
 
 def _reply(sizes: list[int], **more: object) -> dict[str, object]:

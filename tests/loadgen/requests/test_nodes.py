@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from logs import request_log
 
-from loadgen.host.cpu_steal import MachineLoad
-from loadgen.records import WorkerStat
-from loadgen.requests.self_check.check import self_check
-from loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node, late_orders, slower_nodes
-from loadgen.requests.summary import client_summary
+from sidelight.loadgen.host.cpu_steal import MachineLoad
+from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.requests.self_check.check import self_check
+from sidelight.loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node, late_orders, slower_nodes
+from sidelight.loadgen.requests.summary import client_summary
 
 MS = 1_000_000
 BUSY, IDLE = MachineLoad(steal_ratio=0.0, busy_ratio=0.97), MachineLoad(steal_ratio=0.0, busy_ratio=0.1)

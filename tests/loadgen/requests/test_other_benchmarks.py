@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import request_log
 
-from loadgen.requests.other_benchmarks import asiai, exo, siclait
-from rundir.stats import Missing
+from sidelight.loadgen.requests.other_benchmarks import asiai, exo, siclait
+from sidelight.rundir.stats import Missing
 
 NO_POWER = Missing(reason="not measured")
 # Sent at 100, first content at 120, last at 140: siclait and asiai count from the dispatch.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from logs import request_log
 
-from loadgen.requests.rates import CLOSED, failed_share, outage, rates
-from loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests.rates import CLOSED, failed_share, outage, rates
+from sidelight.loadgen.requests.table.log import RequestLog
 
 SECOND = 10**9
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from logs import request_log
 from msgspec import to_builtins
 
-from loadgen import records
-from loadgen.host.cpu_steal import MachineLoad
-from loadgen.requests.self_check.check import NOT_TRUSTED, TRUSTED, UNKNOWN, self_check
-from loadgen.requests.self_check.stated_error import STAMP_MS, stated_error
-from loadgen.requests.table.log import RequestLog
-from loadgen.transports.lateness import BUCKETS, bucket_bounds, bucket_index
+from sidelight.loadgen import records
+from sidelight.loadgen.host.cpu_steal import MachineLoad
+from sidelight.loadgen.requests.self_check.check import NOT_TRUSTED, TRUSTED, UNKNOWN, self_check
+from sidelight.loadgen.requests.self_check.stated_error import STAMP_MS, stated_error
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.transports.lateness import BUCKETS, bucket_bounds, bucket_index
 
 MS = 1_000_000
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from logs import request_log
 from msgspec import to_builtins
 
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.slo import objectives
-from loadgen.requests.slo import results as slo
-from loadgen.requests.summary import client_summary
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.slo import objectives
+from sidelight.loadgen.requests.slo import results as slo
+from sidelight.loadgen.requests.summary import client_summary
 
 LIKE = "write one like ttft_p99<500ms or error_rate<1%"
 # ttft 20, tpot and every gap 10, e2e 40

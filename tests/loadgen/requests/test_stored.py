@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loadgen.records import PlannedRequest, RequestPart
-from loadgen.requests import metrics
-from loadgen.requests.metrics import RequestMetrics, request_metrics, with_possible_times
-from loadgen.requests.table import fold as fold_module
-from loadgen.requests.table import readers
-from loadgen.requests.table.fold import RequestFold
-from loadgen.requests.table.log import RequestLog
-from loadgen.transports.packing import pack
-from rundir.columns import concat, take
+from sidelight.loadgen.records import PlannedRequest, RequestPart
+from sidelight.loadgen.requests import metrics
+from sidelight.loadgen.requests.metrics import RequestMetrics, request_metrics, with_possible_times
+from sidelight.loadgen.requests.table import fold as fold_module
+from sidelight.loadgen.requests.table import readers
+from sidelight.loadgen.requests.table.fold import RequestFold
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.transports.packing import pack
+from sidelight.rundir.columns import concat, take
 
 if TYPE_CHECKING:
     from conftest import Wire

@@ -11,10 +11,10 @@ from logs import MS
 from logs import request_log as _log
 from msgspec.structs import asdict
 
-from loadgen.requests import summary as metrics
-from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, span_ms, span_s, stamped_ms
-from loadgen.requests.slo.objectives import parse_slo
-from rundir.stats import QUANTILES, describe
+from sidelight.loadgen.requests import summary as metrics
+from sidelight.loadgen.requests.metrics import request_metrics, schedule_lateness_ms, span_ms, span_s, stamped_ms
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.rundir.stats import QUANTILES, describe
 
 THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "input": 7, "chunks": (120, 130, 140)}
 

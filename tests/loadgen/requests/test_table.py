@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen import records
-from loadgen.requests.metrics import refused_by_filter
-from loadgen.requests.table.fold import RequestFold, assemble
-from loadgen.requests.table.log import RequestLog
-from rundir.columns import take
+from sidelight.loadgen import records
+from sidelight.loadgen.requests.metrics import refused_by_filter
+from sidelight.loadgen.requests.table.fold import RequestFold, assemble
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import take
 
 if TYPE_CHECKING:
     from conftest import Wire

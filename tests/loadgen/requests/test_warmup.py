@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from logs import request_log
 from msgspec import to_builtins
 
-from loadgen.requests import warmup
+from sidelight.loadgen.requests import warmup
 
 NAN = float("nan")
 

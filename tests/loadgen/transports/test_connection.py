@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.transports.connection import Connection
-from loadgen.transports.lateness import NO_STAMP, ReceiveStamps
-from loadgen.transports.transport import PART_BYTES, Exchange
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.transports.connection import Connection
+from sidelight.loadgen.transports.lateness import NO_STAMP, ReceiveStamps
+from sidelight.loadgen.transports.transport import PART_BYTES, Exchange
+from sidelight.rundir.clock import AnchoredClock
 
 REQUEST = b"POST / HTTP/1.1\r\n\r\n"
 

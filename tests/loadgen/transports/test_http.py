@@ -12,12 +12,12 @@ from uuid import UUID
 import pytest
 from waiting import BOUND_S, movable_time
 
-from loadgen.records import PlannedRequest
-from loadgen.transports.http import HttpTransport, Pool, origin_of
-from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.transport import Exchange, WorkerSpec
-from rundir.access import Tls, UnusableFile, root_url, tls_context
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.loadgen.transports.http import HttpTransport, Pool, origin_of
+from sidelight.loadgen.transports.lateness import ReceiveStamps
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec
+from sidelight.rundir.access import Tls, UnusableFile, root_url, tls_context
+from sidelight.rundir.clock import AnchoredClock
 
 if TYPE_CHECKING:
     from conftest import Peer, Script, Serve, Wire
@@ -29,8 +29,8 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no connection be too old, and no request too late to be sent again, because this machine is busy."""
-    monkeypatch.setattr("loadgen.transports.connection.MAX_IDLE_NS", round(BOUND_S * 1e9))
-    monkeypatch.setattr("loadgen.transports.http.RETRY_NS", round(BOUND_S * 1e9))
+    monkeypatch.setattr("sidelight.loadgen.transports.connection.MAX_IDLE_NS", round(BOUND_S * 1e9))
+    monkeypatch.setattr("sidelight.loadgen.transports.http.RETRY_NS", round(BOUND_S * 1e9))
 
 
 async def _exchange(pool: Pool, clock: AnchoredClock, request: bytes = REQUEST, timeout_s: float = BOUND_S) -> Exchange:
@@ -225,7 +225,7 @@ async def test_an_old_idle_connection_is_not_used_again(
     """Past the idle limit a new connection is made and the old one closed."""
 
     server = await serve(OK)
-    monkeypatch.setattr("loadgen.transports.connection.MAX_IDLE_NS", -1)
+    monkeypatch.setattr("sidelight.loadgen.transports.connection.MAX_IDLE_NS", -1)
     async with Pool(origin_of(server.url), anchored) as pool:
         await _exchange(pool, anchored)
         await _exchange(pool, anchored)
@@ -272,7 +272,7 @@ async def test_a_request_that_is_dropped_after_a_wait_is_not_sent_again(
     serve: Serve, anchored: AnchoredClock, monkeypatch: pytest.MonkeyPatch
 ):
     """The server had it: what it waited for would be missing from the latency of a second sending."""
-    monkeypatch.setattr("loadgen.transports.http.RETRY_NS", -1)
+    monkeypatch.setattr("sidelight.loadgen.transports.http.RETRY_NS", -1)
     server = await serve(_closing({2}))
     async with Pool(origin_of(server.url), anchored) as pool:
         await _exchange(pool, anchored)

@@ -11,10 +11,10 @@ import uvloop
 from faults.servers import serving
 from waiting import BOUND_S, Turns
 
-from loadgen.transports.http import Pool, origin_of
-from loadgen.transports.transport import Exchange
-from rundir.access import Tls, tls_context
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.transports.http import Pool, origin_of
+from sidelight.loadgen.transports.transport import Exchange
+from sidelight.rundir.access import Tls, tls_context
+from sidelight.rundir.clock import AnchoredClock
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Wire

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.transports import lateness
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.transports import lateness
+from sidelight.rundir.clock import AnchoredClock
 
 lates_ns = st.integers(0, 10**13)
 

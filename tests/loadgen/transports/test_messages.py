@@ -19,16 +19,16 @@ from aiohttp import web
 from grpc import aio
 from waiting import BOUND_S
 
-from loadgen.protocols import kserve
-from loadgen.protocols.reading.reply import Reply
-from loadgen.protocols.request import Prompt, RequestTarget
-from loadgen.protocols.table import PROTOCOLS
-from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transports.grpc import GrpcTransport
-from loadgen.transports.transport import Exchange, WorkerSpec
-from loadgen.transports.websocket import WebSocketTransport
-from rundir.access import Tls
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.protocols import kserve
+from sidelight.loadgen.protocols.reading.reply import Reply
+from sidelight.loadgen.protocols.request import Prompt, RequestTarget
+from sidelight.loadgen.protocols.table import PROTOCOLS
+from sidelight.loadgen.records import PlannedRequest, request_id, traceparent
+from sidelight.loadgen.transports.grpc import GrpcTransport
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec
+from sidelight.loadgen.transports.websocket import WebSocketTransport
+from sidelight.rundir.access import Tls
+from sidelight.rundir.clock import AnchoredClock
 
 
 def _spec(url: str, transport: str, **changes: Any) -> WorkerSpec:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import records
-from loadgen.protocols.reading.reply import unpack
-from loadgen.transports import packing
+from sidelight.loadgen import records
+from sidelight.loadgen.protocols.reading.reply import unpack
+from sidelight.loadgen.transports import packing
 
 PART = records.RequestPart(index=3)
 

@@ -16,11 +16,11 @@ import uvloop
 from faults.servers import AGAIN, Asked, serving
 from waiting import BOUND_S, Turns
 
-from loadgen.records import PlannedRequest
-from loadgen.transports.transport import Exchange, WorkerSpec
-from loadgen.transports.websocket import WebSocketTransport
-from rundir.access import Tls
-from rundir.clock import AnchoredClock
+from sidelight.loadgen.records import PlannedRequest
+from sidelight.loadgen.transports.transport import Exchange, WorkerSpec
+from sidelight.loadgen.transports.websocket import WebSocketTransport
+from sidelight.rundir.access import Tls
+from sidelight.rundir.clock import AnchoredClock
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY = re.compile(rb"(?i)sec-websocket-key: *([^\r]+)")

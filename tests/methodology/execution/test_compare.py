@@ -10,8 +10,8 @@ from pathlib import Path
 import golden_files
 import pytest
 
-from methodology.execution.data import step_data
-from sidecar.cli.app import main
+from sidelight.methodology.execution.data import step_data
+from sidelight.sidecar.cli.app import main
 
 
 def ran(*arguments: object) -> int:
@@ -99,7 +99,9 @@ def test_runs_whose_load_cannot_be_trusted_are_refused(
     assert [["gaps"]] * 6 == [list(step["doubts"]) for step in result["steps"]]
     assert result["results"]["B_over_A_tpot_p50_ratio"]["value"] is None
     late = {"load": "Requests left up to 900 ms after their scheduled time."}
-    monkeypatch.setattr("methodology.execution.recorded.step_data", lambda path: replace(step_data(path), doubts=late))
+    monkeypatch.setattr(
+        "sidelight.methodology.execution.recorded.step_data", lambda path: replace(step_data(path), doubts=late)
+    )
     capsys.readouterr()
     assert 2 == ran("compare", *sides, "--out", tmp_path / "refused")
     assert "the load generator cannot be trusted: Requests left up to 900 ms" in capsys.readouterr().err

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spoilt_studies import Spoilt, asked_of, failed_where, spoilt_study, study_of
 
-from methodology.procedures import PROCEDURES
-from methodology.study.model import Step, StepData
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.study.model import Step, StepData
 
 NO_TIMES = {
     "ttft": "no step at the stated load counts",

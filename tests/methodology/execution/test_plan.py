@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from methodology.execution.asking import common_options
-from methodology.execution.derive import procedure_named
-from methodology.execution.plan import expected
-from methodology.execution.verb import asked_of, plan
-from methodology.options import StudyOptions
-from methodology.procedures import PROCEDURES
+from sidelight.methodology.execution.asking import common_options
+from sidelight.methodology.execution.derive import procedure_named
+from sidelight.methodology.execution.plan import expected
+from sidelight.methodology.execution.verb import asked_of, plan
+from sidelight.methodology.options import StudyOptions
+from sidelight.methodology.procedures import PROCEDURES
 
 # Seconds from the first step's begin to the last one's end, --scale short on the simulated engine: over sockets; the
 # last four in virtual time, to which 3 s a step and warm-ups are added.

@@ -10,16 +10,16 @@ import pytest
 from jsonschema import Draft202012Validator
 from tiny_study import TINY
 
-from methodology import commands as study
-from methodology.execution.asking import with_values
-from methodology.execution.verb import asked_of
-from methodology.options import StudyOptions
-from methodology.procedures import PROCEDURES
-from sidecar.cli import draft
-from sidecar.cli.app import main
-from sidecar.options import schema
-from sidecar.options.config import as_recorded, command_as_recorded
-from sidecar.options.load import RunOptions
+from sidelight.methodology import commands as study
+from sidelight.methodology.execution.asking import with_values
+from sidelight.methodology.execution.verb import asked_of
+from sidelight.methodology.options import StudyOptions
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.sidecar.cli import draft
+from sidelight.sidecar.cli.app import main
+from sidelight.sidecar.options import schema
+from sidelight.sidecar.options.config import as_recorded, command_as_recorded
+from sidelight.sidecar.options.load import RunOptions
 
 URL = "http://127.0.0.1:9"  # nothing listens there
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from logs import request_log
 
-from correlator.opening import open_run
-from exporter.evaluation.measured import window_of
-from exporter.evaluation.times import correlated
-from loadgen.host.cpu_steal import MachineLoad
-from loadgen.records import WorkerStat
-from loadgen.requests.self_check.check import self_check
-from methodology.execution.data import data_of, doubts
-from methodology.study.model import Kind
-from scraper.hardware.records import HardwareRecord
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.evaluation.measured import window_of
+from sidelight.exporter.evaluation.times import correlated
+from sidelight.loadgen.host.cpu_steal import MachineLoad
+from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.requests.self_check.check import self_check
+from sidelight.methodology.execution.data import data_of, doubts
+from sidelight.methodology.study.model import Kind
+from sidelight.scraper.hardware.records import HardwareRecord
 
 BUSY = MachineLoad(steal_ratio=0.0, busy_ratio=0.97)
 

@@ -11,10 +11,10 @@ import processes
 import pytest
 from tiny_study import TINY
 
-from methodology import commands as study
-from methodology.execution.record import open_study
-from methodology.procedures import PROCEDURES
-from sidecar.cli.app import main
+from sidelight.methodology import commands as study
+from sidelight.methodology.execution.record import open_study
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.sidecar.cli.app import main
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from codes import raises
 from golden_files import GOLDEN
 from tiny_study import TINY
 
-from methodology.execution.derive import derive_study
-from methodology.execution.record import (
+from sidelight.methodology.execution.derive import derive_study
+from sidelight.methodology.execution.record import (
     LOG,
     Decided,
     Frame,
@@ -33,10 +33,10 @@ from methodology.execution.record import (
     open_whole,
     set_aside,
 )
-from methodology.procedures import PROCEDURES
-from methodology.study.model import Outcome, Parameters, Step, StudySettings
-from recorded.errors import ConfigurationError
-from sidecar.cli.app import main
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.study.model import Outcome, Parameters, Step, StudySettings
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.sidecar.cli.app import main
 
 STEP = Step(kind="level", label="open-1", load="open", level=1.0, duration=1.0, seed=1)
 
@@ -137,7 +137,7 @@ def test_a_step_that_was_cut_short_is_set_aside(study: Study):
 HOLDER = """
 import sys
 from pathlib import Path
-from methodology.execution.record import held
+from sidelight.methodology.execution.record import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

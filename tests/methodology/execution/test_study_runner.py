@@ -18,19 +18,34 @@ import pytest
 from golden_files import GOLDEN
 from tiny_study import TINY
 
-from methodology.execution.asking import Variant
-from methodology.execution.data import step_data
-from methodology.execution.derive import DerivedStudy, derive_study
-from methodology.execution.record import Stopped, Study, StudyRecord, create, open_study
-from methodology.execution.runner import Conduct, conduct, prepared_requests
-from methodology.execution.verb import capacity_of, resumed
-from methodology.options import StudyOptions
-from methodology.procedures import PROCEDURES
-from methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Step, StepData, StudySettings
-from recorded.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
-from sidecar.cli.app import main
-from sidecar.options.load import RunOptions
-from sidecar.progress.reporter import Progress
+from sidelight.methodology.execution.asking import Variant
+from sidelight.methodology.execution.data import step_data
+from sidelight.methodology.execution.derive import DerivedStudy, derive_study
+from sidelight.methodology.execution.record import Stopped, Study, StudyRecord, create, open_study
+from sidelight.methodology.execution.runner import Conduct, conduct, prepared_requests
+from sidelight.methodology.execution.verb import capacity_of, resumed
+from sidelight.methodology.options import StudyOptions
+from sidelight.methodology.procedures import PROCEDURES
+from sidelight.methodology.study.model import (
+    Done,
+    Finished,
+    Outcome,
+    Parameters,
+    Procedure,
+    Step,
+    StepData,
+    StudySettings,
+)
+from sidelight.recorded.errors import (
+    CannotWrite,
+    ConfigurationError,
+    SidelightError,
+    TargetNotMeasured,
+    TargetUnreachable,
+)
+from sidelight.sidecar.cli.app import main
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.progress.reporter import Progress
 
 SOUND, DOUBTFUL_GAPS = "two_engines", "vllm_plain"
 Measure = Callable[[RunOptions, list[str], Progress], StepData]

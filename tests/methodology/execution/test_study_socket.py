@@ -13,8 +13,8 @@ import pytest
 from processes import answered, until
 from tiny_study import TINY
 
-from methodology.execution.record import open_study
-from methodology.study.planning import decide
+from sidelight.methodology.execution.record import open_study
+from sidelight.methodology.study.planning import decide
 
 DERIVED = ("result.json", "compliance.json", "report.txt", "report-minimum.txt", "report.html", "tables/levels.csv")
 SCRIPT = Path(__file__).parents[2] / "tiny_study.py"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from virtual_study import assert_reported, play
 
-from methodology.procedures.capacity import CAPACITY
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Finished, Parameters, StudySettings
-from simulator.settings import EngineSettings
+from sidelight.methodology.procedures.capacity import CAPACITY
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Finished, Parameters, StudySettings
+from sidelight.simulator.settings import EngineSettings
 
 
 def played(settings: EngineSettings, **differs: object) -> tuple[list[Finished], StudyFindings]:

@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 from virtual_study import play
 
-from methodology.procedures.compare import COMPARE, against
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Done, Finished, Outcome, Parameters, Step, StudySettings
-from methodology.study.planning import decide
-from methodology.study.samples import FAMILY, RunSample
-from simulator.settings import EngineSettings
+from sidelight.methodology.procedures.compare import COMPARE, against
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Outcome, Parameters, Step, StudySettings
+from sidelight.methodology.study.planning import decide
+from sidelight.methodology.study.samples import FAMILY, RunSample
+from sidelight.simulator.settings import EngineSettings
 
 ENGINE = EngineSettings()
 

@@ -9,13 +9,13 @@ import pytest
 from virtual_study import assert_reported, run_step
 from watched_study import study
 
-from methodology.measures.fairness import jain, scheduling, starved
-from methodology.measures.traffic import traffic
-from methodology.procedures.fairness import FAIRNESS
-from methodology.study.model import Parameters, Step, StudySettings
-from methodology.study.outcome import outcome
-from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import VirtualServer
+from sidelight.methodology.measures.fairness import jain, scheduling, starved
+from sidelight.methodology.measures.traffic import traffic
+from sidelight.methodology.procedures.fairness import FAIRNESS
+from sidelight.methodology.study.model import Parameters, Step, StudySettings
+from sidelight.methodology.study.outcome import outcome
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.simulator.virtual import VirtualServer
 
 
 def asked(**given: Any) -> StudySettings:

@@ -8,9 +8,9 @@ import pytest
 from virtual_study import assert_reported
 from watched_study import Studied, study
 
-from methodology.procedures.guardrail import GUARDRAIL
-from methodology.study.model import Done, Parameters, StudySettings
-from simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
+from sidelight.methodology.procedures.guardrail import GUARDRAIL
+from sidelight.methodology.study.model import Done, Parameters, StudySettings
+from sidelight.simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
 
 INPUT = GatewaySettings(input_s=0.05)
 FULL = GatewaySettings(input_s=0.05, hold_tokens=8, hold_s=0.03, refuse_ratio=0.1)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from virtual_study import assert_reported, play, run_step
 
-from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table.log import RequestLog
-from methodology.measures.gaps import with_prefill
-from methodology.procedures.itl import ITL
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Done, Finished, Parameters, Step, StudySettings
-from methodology.study.outcome import outcome
-from methodology.study.planning import decide
-from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import VirtualServer
+from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.methodology.measures.gaps import with_prefill
+from sidelight.methodology.procedures.itl import ITL
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Parameters, Step, StudySettings
+from sidelight.methodology.study.outcome import outcome
+from sidelight.methodology.study.planning import decide
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.simulator.virtual import VirtualServer
 
 
 def asked(**parameters: Any) -> StudySettings:

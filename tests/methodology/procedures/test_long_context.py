@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from virtual_study import assert_reported, play
 
-from methodology.procedures.long_context import LONG_CONTEXT
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Done, Finished, Parameters, StudySettings
-from methodology.study.planning import decide
-from simulator.settings import EngineSettings, SpeedProfile
+from sidelight.methodology.procedures.long_context import LONG_CONTEXT
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Parameters, StudySettings
+from sidelight.methodology.study.planning import decide
+from sidelight.simulator.settings import EngineSettings, SpeedProfile
 
 NETWORK_S = 0.002
 # A prompt of n tokens in one chunk takes 20 ms + 60 us n; decoding is fast.

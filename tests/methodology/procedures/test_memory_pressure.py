@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from watched_study import records, study
 
-from methodology.measures.preemption import several
-from methodology.procedures.memory_pressure import MEMORY_PRESSURE
-from methodology.study.model import Done, Parameters, StudySettings
-from simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.methodology.measures.preemption import several
+from sidelight.methodology.procedures.memory_pressure import MEMORY_PRESSURE
+from sidelight.methodology.study.model import Done, Parameters, StudySettings
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
 
 WORKLOAD = {"input": {"uniform": {"min": 300, "max": 900}}, "output": 128}
 # A quarter of the memory that its seats could use.

@@ -9,9 +9,9 @@ import pytest
 from virtual_study import assert_reported
 from watched_study import Studied, records, study
 
-from methodology.procedures.prefix_cache import PREFIX_CACHE
-from methodology.study.model import Done, Parameters, StudySettings
-from simulator.settings import EngineSettings
+from sidelight.methodology.procedures.prefix_cache import PREFIX_CACHE
+from sidelight.methodology.study.model import Done, Parameters, StudySettings
+from sidelight.simulator.settings import EngineSettings
 
 SHORT = Parameters(load=0.5, requests=60, duration=10.0)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from virtual_study import play
 
-from methodology.procedures.sweep import SWEEP
-from methodology.study.findings import ResultTable, StudyFindings
-from methodology.study.model import Finished, Parameters, StudySettings
-from simulator.settings import EngineSettings
+from sidelight.methodology.procedures.sweep import SWEEP
+from sidelight.methodology.study.findings import ResultTable, StudyFindings
+from sidelight.methodology.study.model import Finished, Parameters, StudySettings
+from sidelight.simulator.settings import EngineSettings
 
 VARY = {"input_tokens": ("64", "256"), "concurrency": ("1", "4")}
 

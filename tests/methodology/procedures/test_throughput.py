@@ -7,11 +7,11 @@ import re
 import pytest
 from virtual_study import play
 
-from methodology.procedures.throughput import THROUGHPUT
-from methodology.study.model import Finished, Outcome, Parameters, Step, StudySettings
-from methodology.study.quantities import number
-from rundir.printable.numbers import figure
-from simulator.settings import EngineSettings
+from sidelight.methodology.procedures.throughput import THROUGHPUT
+from sidelight.methodology.study.model import Finished, Outcome, Parameters, Step, StudySettings
+from sidelight.methodology.study.quantities import number
+from sidelight.rundir.printable.numbers import figure
+from sidelight.simulator.settings import EngineSettings
 
 
 def asked(**differs: object) -> StudySettings:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from virtual_study import assert_reported, play
 
-from methodology.procedures.tradeoff import TRADEOFF
-from methodology.study.model import Parameters, StudySettings
-from simulator.settings import EngineSettings
+from sidelight.methodology.procedures.tradeoff import TRADEOFF
+from sidelight.methodology.study.model import Parameters, StudySettings
+from sidelight.simulator.settings import EngineSettings
 
 
 def test_the_curve_of_an_engine():

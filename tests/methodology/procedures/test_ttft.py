@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 from virtual_study import play
 
-from methodology.measures.looks import parse_until
-from methodology.procedures.ttft import TTFT, with_ramp
-from methodology.study.findings import StudyFindings
-from methodology.study.model import Done, Finished, Outcome, Parameters, Step, StudySettings
-from methodology.study.planning import content_seed, decide
-from rundir.printable.numbers import figure
-from simulator.settings import EngineSettings
+from sidelight.methodology.measures.looks import parse_until
+from sidelight.methodology.procedures.ttft import TTFT, with_ramp
+from sidelight.methodology.study.findings import StudyFindings
+from sidelight.methodology.study.model import Done, Finished, Outcome, Parameters, Step, StudySettings
+from sidelight.methodology.study.planning import content_seed, decide
+from sidelight.rundir.printable.numbers import figure
+from sidelight.simulator.settings import EngineSettings
 
 
 def asked(**parameters: Any) -> StudySettings:

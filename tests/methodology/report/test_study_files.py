@@ -17,14 +17,14 @@ import pytest
 from html_page import ATTACK, Page
 from studies import ANSWER, NOTES, findings, quantity, result
 
-from methodology.compliance.statement import Compliance, Judgement
-from methodology.report import study_files
-from methodology.report.page import SCRIPTS, STYLES
-from methodology.report.tables import joined
-from methodology.study.findings import Plot, PlotLine, ResultColumn, ResultTable, StudyFindings
-from methodology.study.model import Parameters
-from methodology.study.result import StudyResult
-from recorded.system import System
+from sidelight.methodology.compliance.statement import Compliance, Judgement
+from sidelight.methodology.report import study_files
+from sidelight.methodology.report.page import SCRIPTS, STYLES
+from sidelight.methodology.report.tables import joined
+from sidelight.methodology.study.findings import Plot, PlotLine, ResultColumn, ResultTable, StudyFindings
+from sidelight.methodology.study.model import Parameters
+from sidelight.methodology.study.result import StudyResult
+from sidelight.recorded.system import System
 
 MINIMUM = [
     "=== LLM Benchmark Report (Minimum) ===",
@@ -270,7 +270,7 @@ def test_plots_are_in_the_page_without_what_is_no_number():
 
 def test_the_pages_script_and_styles_stay_small():
     """They are loaded with each page."""
-    folder = resources.files("exporter.html") / "assets"
+    folder = resources.files("sidelight.exporter.html") / "assets"
     assert sum(len((folder / name).read_bytes()) for name in (*SCRIPTS, *STYLES)) < 30_000
 
 

@@ -23,7 +23,7 @@ def evaluated(call: str) -> Any:
     """Return what an expression of the page's script is, without a browser."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    folder = resources.files("exporter.html") / "assets"
+    folder = resources.files("sidelight.exporter.html") / "assets"
     scripts = [
         (folder / name).read_text(encoding="utf-8").removeprefix('"use strict";') for name in ("hues.js", "study.js")
     ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scraper.exposition import MalformedPage, Page, PageReader, parse
+from sidelight.scraper.exposition import MalformedPage, Page, PageReader, parse
 
 TEXT = "text/plain; version=0.0.4"
 

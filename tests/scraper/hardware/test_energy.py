@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rundir.stats import Missing
-from scraper.hardware.energy import Energy, counter_energy, energy, trapezoid_energy
-from scraper.hardware.records import HardwareAbsence, HardwareRecord, by_device
-from scraper.hardware.summary import gpu_names, hardware_summary
-from scraper.window.window import Window
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.energy import Energy, counter_energy, energy, trapezoid_energy
+from sidelight.scraper.hardware.records import HardwareAbsence, HardwareRecord, by_device
+from sidelight.scraper.hardware.summary import gpu_names, hardware_summary
+from sidelight.scraper.window.window import Window
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

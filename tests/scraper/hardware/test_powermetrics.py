@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from waiting import BOUND_S
 
-from rundir.stats import Missing
-from scraper.hardware.powermetrics import Powermetrics, PowerSample, parse_plist, split_plists, start
-from scraper.hardware.records import HardwareRecord, SourceLostError
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.hardware.powermetrics import Powermetrics, PowerSample, parse_plist, split_plists, start
+from sidelight.scraper.hardware.records import HardwareRecord, SourceLostError
 
 HEAD = b"""<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">

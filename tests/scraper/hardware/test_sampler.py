@@ -22,17 +22,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import BOUND_S
 
-from rundir.frames import Unwritten, read_frames
-from rundir.stats import Missing
-from scraper.exposition import parse
-from scraper.hardware import dcgm
-from scraper.hardware.energy import energy
-from scraper.hardware.nvml import open_library, open_nvml
-from scraper.hardware.powermetrics import open_powermetrics
-from scraper.hardware.rapl import open_rapl
-from scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord, SourceLostError, decode, encode
-from scraper.hardware.sampler import record, sample
-from scraper.window.window import Window
+from sidelight.rundir.frames import Unwritten, read_frames
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.exposition import parse
+from sidelight.scraper.hardware import dcgm
+from sidelight.scraper.hardware.energy import energy
+from sidelight.scraper.hardware.nvml import open_library, open_nvml
+from sidelight.scraper.hardware.powermetrics import open_powermetrics
+from sidelight.scraper.hardware.rapl import open_rapl
+from sidelight.scraper.hardware.records import (
+    HardwareAbsence,
+    HardwareLogRecord,
+    HardwareRecord,
+    SourceLostError,
+    decode,
+    encode,
+)
+from sidelight.scraper.hardware.sampler import record, sample
+from sidelight.scraper.window.window import Window
 
 SECOND = 1_000_000_000
 DCGM_PAGE = """# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).

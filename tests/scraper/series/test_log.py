@@ -10,11 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scraper.exposition import Series, parse
-from scraper.series import table
-from scraper.series.log import Encoder, FailureRecord, LogReader, ScrapeLog, ScrapeRow, SeriesLimit, read_log, rows
-from scraper.series.table import SeriesTable, build
-from scraper.targets.scrape import Scrape
+from sidelight.scraper.exposition import Series, parse
+from sidelight.scraper.series import table
+from sidelight.scraper.series.log import (
+    Encoder,
+    FailureRecord,
+    LogReader,
+    ScrapeLog,
+    ScrapeRow,
+    SeriesLimit,
+    read_log,
+    rows,
+)
+from sidelight.scraper.series.table import SeriesTable, build
+from sidelight.scraper.targets.scrape import Scrape
 
 S = 10**9
 PAGES = st.lists(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scraper.series.sums import OUTSIDE, sum_fault
+from sidelight.scraper.series.sums import OUTSIDE, sum_fault
 
 
 def test_a_sum_is_judged_by_buckets_that_hold_more_than_the_largest_number():

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scraper.exposition import histograms
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build
-from scraper.targets.scrape import Scrape
+from sidelight.scraper.exposition import histograms
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import EndpointSeries, build
+from sidelight.scraper.targets.scrape import Scrape
 
 
 def record(at_s: float, page: str, *, url: str = "u", error: str = "", content_type: str = "text/plain") -> Scrape:

@@ -16,13 +16,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from served import collector
 from waiting import BOUND_S
 
-from rundir.access import Access, UnusableFile
-from scraper.spans.forward import CollectorConnection, Rejected, Unavailable, http_url
-from scraper.spans.forwarder import Forwarder
-from scraper.spans.log import ForwardQueue, SpanLog, compressed
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
-from sidecar.cli.measuring import free_pair
+from sidelight.rundir.access import Access, UnusableFile
+from sidelight.scraper.spans.forward import CollectorConnection, Rejected, Unavailable, http_url
+from sidelight.scraper.spans.forwarder import Forwarder
+from sidelight.scraper.spans.log import ForwardQueue, SpanLog, compressed
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import ReceiverSpec
+from sidelight.sidecar.cli.measuring import free_pair
 
 EXPORTS = [
     ExportTraceServiceRequest(resource_spans=[{"schema_url": str(number)}]).SerializeToString()  # type: ignore[list-item]
@@ -33,7 +33,7 @@ EXPORTS = [
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is queued at the end have the time that a busy machine takes to send it."""
-    monkeypatch.setattr("scraper.spans.forwarder.FLUSH_S", BOUND_S)
+    monkeypatch.setattr("sidelight.scraper.spans.forwarder.FLUSH_S", BOUND_S)
 
 
 @asynccontextmanager
@@ -106,7 +106,7 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
     """What no longer fits is dropped and counted at once, the oldest of the signal that takes most; and the rest when
     the time to send it is over.
     """
-    monkeypatch.setattr("scraper.spans.forwarder.FLUSH_S", 0.0)
+    monkeypatch.setattr("sidelight.scraper.spans.forwarder.FLUSH_S", 0.0)
     said: list[str] = []
     tried = asyncio.Event()
 
@@ -136,7 +136,7 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
 
 async def test_a_signal_that_the_collector_wants_later_holds_no_other_up(monkeypatch: pytest.MonkeyPatch):
     """Spans go out while logs wait, however many; what is dropped for want of room is of those."""
-    monkeypatch.setattr("scraper.spans.forwarder.FLUSH_S", 0.0)
+    monkeypatch.setattr("sidelight.scraper.spans.forwarder.FLUSH_S", 0.0)
     taken: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def take(request: web.Request) -> web.Response:

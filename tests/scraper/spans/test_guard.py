@@ -16,10 +16,10 @@ from grpc import aio
 from odd_exports import PROTOBUF, odd_export
 from waiting import BOUND_S
 
-from rundir.access import Guard, UnusableFile
-from scraper.spans.log import ReceiverCounts
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import SIGNALS, ReceiverSpec
+from sidelight.rundir.access import Guard, UnusableFile
+from sidelight.scraper.spans.log import ReceiverCounts
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import SIGNALS, ReceiverSpec
 
 NOW_NS = 10**18
 

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import INTERNAL, SCOPES, SERVER, call, engine, gateway, span
 
-from scraper.spans.received import classify
+from sidelight.scraper.spans.received import classify
 
 ENVOYS = {"guid:x-request-id": "4", "http.url": "http://h/v1/chat/completions"}
 

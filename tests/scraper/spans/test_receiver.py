@@ -29,8 +29,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from sent_spans import NOON, SERVER, body, span
 from waiting import BOUND_S
 
-from rundir.frames import read_frames
-from scraper.spans.log import (
+from sidelight.rundir.frames import read_frames
+from sidelight.scraper.spans.log import (
     ExportRecord,
     ReceiverCounts,
     SpanLog,
@@ -39,10 +39,10 @@ from scraper.spans.log import (
     decode,
     packed,
 )
-from scraper.spans.received import OFF_CLOCK
-from scraper.spans.receiver import Receiver
-from scraper.spans.requests import engine_spans
-from scraper.spans.spec import CannotListen, ReceiverSpec
+from sidelight.scraper.spans.received import OFF_CLOCK
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.requests import engine_spans
+from sidelight.scraper.spans.spec import CannotListen, ReceiverSpec
 
 MB = 1 << 20
 
@@ -439,7 +439,7 @@ async def test_what_was_refused_on_a_full_disk_is_recorded_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Though nothing comes any more: the page of a watch has the counts of the log."""
-    monkeypatch.setattr("scraper.spans.receiver._COUNT_EVERY_S", 0.01)
+    monkeypatch.setattr("sidelight.scraper.spans.receiver._COUNT_EVERY_S", 0.01)
     refused: list[SpanLogRecord] = []
     append, is_full = SpanLog.append, True
 

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.spans.log import ExportRecord, decode, packed
-from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, classify
-from scraper.spans.requests import IMPOSSIBLE, PROBE, EngineSpans, RequestSpans, engine_spans
+from sidelight.scraper.spans.log import ExportRecord, decode, packed
+from sidelight.scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, classify
+from sidelight.scraper.spans.requests import IMPOSSIBLE, PROBE, EngineSpans, RequestSpans, engine_spans
 
 MS = 10**6
 START_NS = 1_700_000_000 * 10**9

@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from waiting import BOUND_S
 
-from scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, read_log
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
+from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, read_log
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import ReceiverSpec
 
 MB = 1 << 20
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Serve
 
-from rundir.access import Access, UnusableFile, bare, basic, headers_for, masked, tls_context
-from scraper.engines.catalogue import metrics_paths
-from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.access import Access, UnusableFile, bare, basic, headers_for, masked, tls_context
+from sidelight.scraper.engines.catalogue import metrics_paths
+from sidelight.scraper.targets.fetch import FetchLimits, discover, open_session, scrape
+from sidelight.scraper.targets.scrape import Scrape
 
 PAGE = b"x 1\n"
 

@@ -12,14 +12,14 @@ from aiohttp import web
 from served import Handler, Serve, answer
 from waiting import BOUND_S
 
-from rundir.access import Access
-from rundir.stats import Missing
-from scraper.engines.catalogue import metrics_paths
-from scraper.engines.recognition import canonical
-from scraper.series.log import ScrapeLog, rows
-from scraper.series.table import build
-from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
-from scraper.targets.scrape import Scrape
+from sidelight.rundir.access import Access
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.catalogue import metrics_paths
+from sidelight.scraper.engines.recognition import canonical
+from sidelight.scraper.series.log import ScrapeLog, rows
+from sidelight.scraper.series.table import build
+from sidelight.scraper.targets.fetch import FetchLimits, discover, open_session, scrape
+from sidelight.scraper.targets.scrape import Scrape
 
 PAGE = "# TYPE x gauge\nx 1\n"
 JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"

@@ -12,11 +12,11 @@ from aiohttp import web
 from served import Serve, answer
 from waiting import BOUND_S
 
-from rundir.access import Access
-from scraper.targets.fetch import FetchLimits, open_session
-from scraper.targets.pool import ScrapePool
-from scraper.targets.scrape import Scrape
-from scraper.targets.target import Say, ScrapeConfig
+from sidelight.rundir.access import Access
+from sidelight.scraper.targets.fetch import FetchLimits, open_session
+from sidelight.scraper.targets.pool import ScrapePool
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.scraper.targets.target import Say, ScrapeConfig
 
 PAGE = "# TYPE up gauge\nup 1\n"
 

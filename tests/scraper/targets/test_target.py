@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scraper.targets.target import next_tick, offset_ns, wait_ticks
+from sidelight.scraper.targets.target import next_tick, offset_ns, wait_ticks
 
 S = 10**9
 

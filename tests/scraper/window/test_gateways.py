@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from series import END, SECOND, counter, endpoint_of, gauge, histogram
 
-from scraper.window.aggregate import TOO_LARGE
-from scraper.window.gateways import gateway_pages
-from scraper.window.quantities import GatewayPage
-from scraper.window.window import Window
+from sidelight.scraper.window.aggregate import TOO_LARGE
+from sidelight.scraper.window.gateways import gateway_pages
+from sidelight.scraper.window.quantities import GatewayPage
+from sidelight.scraper.window.window import Window
 
 WHOLE, CALL = "litellm_request_total_latency_metric", "litellm_llm_api_latency_metric"
 QUEUE = "litellm_request_queue_time_seconds"

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from series import endpoint_of_columns
 
-from rundir.stats import Missing
-from scraper.exposition import HistogramColumns, histograms, parse
-from scraper.series.resets import alternates, reset_rows, together, without_resets
-from scraper.series.table import EndpointSeries
-from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, gauge, histogram
-from scraper.window.window import ScrapeSelection, Window, select_scrapes, slice_of
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.exposition import HistogramColumns, histograms, parse
+from sidelight.scraper.series.resets import alternates, reset_rows, together, without_resets
+from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.increase import CounterIncrease, HistogramIncrease, counter, gauge, histogram
+from sidelight.scraper.window.window import ScrapeSelection, Window, select_scrapes, slice_of
 
 S = 10**9
 NAN = float("nan")

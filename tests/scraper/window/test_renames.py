@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from series import END, QUEUE, counter, endpoint_of, gauge, histogram
 
-from scraper.series.resets import START_TIME
-from scraper.window.summary import server_summary
-from scraper.window.window import Window
+from sidelight.scraper.series.resets import START_TIME
+from sidelight.scraper.window.summary import server_summary
+from sidelight.scraper.window.window import Window
 
 S = 10**9
 TOKENS, REQUESTS = "vllm:generation_tokens_total", "vllm:request_success_total"

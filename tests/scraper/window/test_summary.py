@@ -15,13 +15,13 @@ import pytest
 import series
 from series import QUEUE, WAITING, counter, gauge, histogram
 
-from scraper.engines.recognition import QUANTITIES
-from scraper.series.log import rows
-from scraper.series.table import build
-from scraper.targets.scrape import Scrape
-from scraper.window.aggregate import IMPOSSIBLE, impossible_values
-from scraper.window.summary import Endpoint, Server, server_summary
-from scraper.window.window import Window
+from sidelight.scraper.engines.recognition import QUANTITIES
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import build
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.scraper.window.aggregate import IMPOSSIBLE, impossible_values
+from sidelight.scraper.window.summary import Endpoint, Server, server_summary
+from sidelight.scraper.window.window import Window
 
 S = 10**9
 SPECULATION = {"draft_tokens", "draft_tokens_accepted"}  # not on in any recording

@@ -10,13 +10,13 @@ import recordings
 from recordings import Case
 from sent_spans import S, engine, export
 
-from loadgen.requests.table.log import RequestLog
-from rundir.clock import iso_ms
-from rundir.columns import take
-from scraper.series.log import ScrapeRow
-from scraper.spans.log import ExportRecord
-from sidecar.live.breakdown import LiveParts
-from sidecar.live.tally import Tally
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.columns import take
+from sidelight.scraper.series.log import ScrapeRow
+from sidelight.scraper.spans.log import ExportRecord
+from sidelight.sidecar.live.breakdown import LiveParts
+from sidelight.sidecar.live.tally import Tally
 
 
 @pytest.fixture(scope="module")

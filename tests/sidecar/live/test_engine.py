@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from series import END, PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
-from exporter.prometheus.snapshot import Cumulative, EngineCounts
-from scraper.series.log import rows
-from scraper.targets.scrape import Scrape
-from sidecar.live.engine import EngineView
+from sidelight.exporter.prometheus.snapshot import Cumulative, EngineCounts
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.targets.scrape import Scrape
+from sidelight.sidecar.live.engine import EngineView
 
 
 def scrape(second: int, page: str, *, error: str = "") -> Scrape:

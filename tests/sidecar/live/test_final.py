@@ -18,23 +18,23 @@ from golden_files import GOLDEN, names
 from logs import request_log
 from msgspec import structs
 
-from correlator.opening import open_run
-from exporter.html.page import as_parts
-from exporter.prometheus.page import LivePage, families
-from exporter.prometheus.server import serving
-from exporter.prometheus.snapshot import EngineCounts, Snapshot
-from exporter.prometheus.table import ENGINE_HISTOGRAMS
-from exporter.report.verdict import verdict_of
-from loadgen.requests.table.fold import InFlightRequest
-from rundir.clock import anchor
-from rundir.columns import take
-from scraper.window.quantities import Histogram
-from scraper.window.window import Window
-from sidecar.live.final import final, linger, patience_s, recorded
-from sidecar.live.quantiles import estimated
-from sidecar.live.tally import Tally, TallySample
-from sidecar.live.view import LiveRun
-from sidecar.report.derive import derive_run
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.html.page import as_parts
+from sidelight.exporter.prometheus.page import LivePage, families
+from sidelight.exporter.prometheus.server import serving
+from sidelight.exporter.prometheus.snapshot import EngineCounts, Snapshot
+from sidelight.exporter.prometheus.table import ENGINE_HISTOGRAMS
+from sidelight.exporter.report.verdict import verdict_of
+from sidelight.loadgen.requests.table.fold import InFlightRequest
+from sidelight.rundir.clock import anchor
+from sidelight.rundir.columns import take
+from sidelight.scraper.window.quantities import Histogram
+from sidelight.scraper.window.window import Window
+from sidelight.sidecar.live.final import final, linger, patience_s, recorded
+from sidelight.sidecar.live.quantiles import estimated
+from sidelight.sidecar.live.tally import Tally, TallySample
+from sidelight.sidecar.live.view import LiveRun
+from sidelight.sidecar.report.derive import derive_run
 
 LATEST = Snapshot(version="1", run_id="r", phase="measure")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.live.lately import RATE_S, Flow, Peaks
+from sidelight.sidecar.live.lately import RATE_S, Flow, Peaks
 
 
 def test_rates_are_of_the_last_seconds():

@@ -16,15 +16,15 @@ from msgspec import structs
 from sent_requests import parts, planned
 from series import scraped
 
-from exporter.prometheus.page import LivePage
-from loadgen.records import RequestPart, WorkerStat, append_record, read_log, read_plan
-from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.table.fold import RequestFold
-from recorded.directory import MANIFEST, RAW
-from rundir.clock import AnchoredClock, anchor
-from rundir.frames import FrameLog
-from scraper.series.log import ScrapeLog
-from sidecar.live.view import Described, LiveRun
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.loadgen.records import RequestPart, WorkerStat, append_record, read_log, read_plan
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.loadgen.requests.table.fold import RequestFold
+from sidelight.recorded.directory import MANIFEST, RAW
+from sidelight.rundir.clock import AnchoredClock, anchor
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.sidecar.live.view import Described, LiveRun
 
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 URL = "http://127.0.0.1:8000/metrics"
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_s
     scrapes = ScrapeLog(raw / "scrapes-0.log")
     scrapes.append(scraped(10**9, PAGE, url=URL))
     scrapes.close()
-    monkeypatch.setattr("sidecar.live.engine.EngineView.take", lambda *_: 1 / 0)
+    monkeypatch.setattr("sidelight.sidecar.live.engine.EngineView.take", lambda *_: 1 / 0)
     page = LivePage()
     with LiveRun(tmp_path, run_id="r", clock=anchor(), planned_s=None, stale_s=2.5) as live:
         live.enter("measure")
@@ -242,9 +242,9 @@ def test_no_part_is_the_largest_while_requests_only_fail(tmp_path: Path):
 SHOW = """
 import sys
 from pathlib import Path
-from exporter.prometheus.events import EventStream
-from rundir.clock import anchor
-from sidecar.live.view import LiveRun
+from sidelight.exporter.prometheus.events import EventStream
+from sidelight.rundir.clock import anchor
+from sidelight.sidecar.live.view import LiveRun
 
 stream = EventStream()
 with LiveRun(Path(sys.argv[1]), run_id="r", clock=anchor(), planned_s=None, stale_s=2.5, stream=stream) as live:
@@ -256,7 +256,7 @@ with LiveRun(Path(sys.argv[1]), run_id="r", clock=anchor(), planned_s=None, stal
     live.poll()
     live.publish()
     late = sorted(set(sys.modules) - before)
-    print([name for name in late if name.startswith(("scipy", "exporter.html"))], live.snapshot().run_id)
+    print([name for name in late if name.startswith(("scipy", "sidelight.exporter.html"))], live.snapshot().run_id)
 """
 
 

@@ -10,13 +10,13 @@ import pytest
 from certificates import Authority
 from codes import raises
 
-from recorded.errors import ConfigurationError
-from rundir.access import Access, Guard, basic
-from sidecar.options.access import AccessOptions, check_access, guard_of, metrics_access
-from sidecar.options.checks import check_doctor, check_run, headers_of
-from sidecar.options.config import as_recorded, command_as_recorded, load_yaml
-from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import Access, Guard, basic
+from sidelight.sidecar.options.access import AccessOptions, check_access, guard_of, metrics_access
+from sidelight.sidecar.options.checks import check_doctor, check_run, headers_of
+from sidelight.sidecar.options.config import as_recorded, command_as_recorded, load_yaml
+from sidelight.sidecar.options.load import DoctorOptions, RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
 
 URL = "http://127.0.0.1:8000"
 

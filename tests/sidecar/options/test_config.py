@@ -13,13 +13,13 @@ from codes import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.plan.workloads import catalogue as workloads
-from recorded.errors import ConfigurationError
-from sidecar.options.checks import DEFAULT_DURATION_S, check_doctor, check_run
-from sidecar.options.config import as_recorded, load_yaml
-from sidecar.options.fields import listen_address, seconds
-from sidecar.options.load import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
-from sidecar.options.watch import ScrapeOptions, check_scrape
+from sidelight.loadgen.plan.workloads import catalogue as workloads
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.sidecar.options.checks import DEFAULT_DURATION_S, check_doctor, check_run
+from sidelight.sidecar.options.config import as_recorded, load_yaml
+from sidelight.sidecar.options.fields import listen_address, seconds
+from sidelight.sidecar.options.load import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, check_scrape
 
 URL = "http://127.0.0.1:8000"
 NAMES = sorted({field.name for field in dataclasses.fields(RunOptions)} - {"config"})

@@ -9,8 +9,8 @@ from codes import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.options.discovery import Shard, listed_pages
-from sidecar.options.watch import WatchOptions, check_watch, pages_of
+from sidelight.sidecar.options.discovery import Shard, listed_pages
+from sidelight.sidecar.options.watch import WatchOptions, check_watch, pages_of
 
 
 @pytest.mark.parametrize(

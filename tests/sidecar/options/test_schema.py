@@ -12,11 +12,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from scraper.engines.recognition import QUANTITIES
-from sidecar.options import schema
-from sidecar.options.config import aliases, load_yaml
-from sidecar.options.load import RunOptions
-from sidecar.options.watch import ScrapeOptions, WatchOptions
+from sidelight.scraper.engines.recognition import QUANTITIES
+from sidelight.sidecar.options import schema
+from sidelight.sidecar.options.config import aliases, load_yaml
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
 
 STATISTICS = ("mean", "std", "min", "max", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99_9")
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from recorded.errors import ConfigurationError
-from rundir.access import Access
-from rundir.clock import anchor
-from sidecar.cli.measuring import free_pair
-from sidecar.options.config import as_recorded
-from sidecar.options.load import RunOptions
-from sidecar.options.spans import SpanOptions, forward_access, receiver_spec, require_ports
-from sidecar.options.watch import ScrapeOptions, check_scrape
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.access import Access
+from sidelight.rundir.clock import anchor
+from sidelight.sidecar.cli.measuring import free_pair
+from sidelight.sidecar.options.config import as_recorded
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.spans import SpanOptions, forward_access, receiver_spec, require_ports
+from sidelight.sidecar.options.watch import ScrapeOptions, check_scrape
 
 LISTEN = "127.0.0.1:4317"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from codes import raises
 
-from recorded.errors import ConfigurationError
-from sidecar.options.watch import WatchOptions, check_watch, reloaded
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.sidecar.options.watch import WatchOptions, check_watch, reloaded
 
 PAGE = "http://127.0.0.1:8000/metrics"
 

@@ -15,13 +15,13 @@ from processes import Ended
 from sent_spans import NOON, S, call, engine, export
 from watch_directories import begin
 
-from correlator.opening import open_shards
-from exporter.evaluation.evaluate import evaluate
-from exporter.summary.result import schema
-from recorded.directory import MANIFEST, RAW, read_manifest, write_json
-from recorded.events import Event, append_event
-from scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
-from sidecar.report.derive import derive, derive_as_one
+from sidelight.correlator.opening import open_shards
+from sidelight.exporter.evaluation.evaluate import evaluate
+from sidelight.exporter.summary.result import schema
+from sidelight.recorded.directory import MANIFEST, RAW, read_manifest, write_json
+from sidelight.recorded.events import Event, append_event
+from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
+from sidelight.sidecar.report.derive import derive, derive_as_one
 
 SECONDS = 40
 COUNTED = {

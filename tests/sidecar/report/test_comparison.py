@@ -18,10 +18,10 @@ from html_page import ATTACK, Page
 from packed_columns import read
 from processes import Ended
 
-from recorded.errors import ConfigurationError
-from rundir.printable.numbers import cell, ms
-from sidecar.report.comparison import compare, write_change
-from sidecar.report.derive import evaluated
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.printable.numbers import cell, ms
+from sidelight.sidecar.report.comparison import compare, write_change
+from sidelight.sidecar.report.derive import evaluated
 
 NODE = shutil.which("node")
 PROGRAM = """
@@ -125,7 +125,7 @@ def test_every_request_of_each_run_is_in_the_page(runs: tuple[Path, Path], tmp_p
     assert [len(read(run["requests"])["sent"]) for run in data["runs"]] == [len(run.run.requests) for run in derived]
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
-    assets = resources.files("exporter.html") / "assets"
+    assets = resources.files("sidelight.exporter.html") / "assets"
     scripts = ",".join(str(assets / name) for name in ("data.js", "plot.js", "time.js"))
     command = [NODE, "-e", PROGRAM, scripts, str(tmp_path / "page.html")]
     means = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

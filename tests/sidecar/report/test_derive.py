@@ -10,17 +10,17 @@ import pytest
 from recordings import request_log
 from series import PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
-from exporter.evaluation.correlation import ONLY_GREW, correlation_of
-from exporter.evaluation.evaluate import evaluate
-from exporter.evaluation.measured import measured_run, window_of
-from exporter.report.sections import as_text
-from exporter.report.verdict import where_it_went
-from recorded.events import Event
-from recorded.run import Run
-from scraper.series.log import rows
-from scraper.series.table import build
-from scraper.spans.requests import engine_spans
-from scraper.targets.scrape import Scrape
+from sidelight.exporter.evaluation.correlation import ONLY_GREW, correlation_of
+from sidelight.exporter.evaluation.evaluate import evaluate
+from sidelight.exporter.evaluation.measured import measured_run, window_of
+from sidelight.exporter.report.sections import as_text
+from sidelight.exporter.report.verdict import where_it_went
+from sidelight.recorded.events import Event
+from sidelight.recorded.run import Run
+from sidelight.scraper.series.log import rows
+from sidelight.scraper.series.table import build
+from sidelight.scraper.spans.requests import engine_spans
+from sidelight.scraper.targets.scrape import Scrape
 
 SECOND = 10**9
 

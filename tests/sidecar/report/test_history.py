@@ -13,17 +13,17 @@ from golden_files import GOLDEN
 from prometheus_client.openmetrics.parser import _parse_sample
 from prometheus_client.samples import Sample
 
-from correlator.opening import open_run
-from exporter.evaluation.evaluate import Evaluated
-from exporter.evaluation.times import correlated
-from exporter.prometheus.page import families
-from exporter.prometheus.remote_write import write
-from rundir.access import Access
-from rundir.columns import take
-from scraper.window.quantities import Histogram
-from sidecar.formats import OPENMETRICS
-from sidecar.report.derive import derive_run
-from sidecar.report.history import history
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.evaluation.evaluate import Evaluated
+from sidelight.exporter.evaluation.times import correlated
+from sidelight.exporter.prometheus.page import families
+from sidelight.exporter.prometheus.remote_write import write
+from sidelight.rundir.access import Access
+from sidelight.rundir.columns import take
+from sidelight.scraper.window.quantities import Histogram
+from sidelight.sidecar.formats import OPENMETRICS
+from sidelight.sidecar.report.derive import derive_run
+from sidelight.sidecar.report.history import history
 
 PROMTOOL = shutil.which("promtool")
 RUNS = ["vllm_spans", "vllm_plain", "two_engines"]

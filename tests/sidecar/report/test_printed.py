@@ -14,7 +14,7 @@ import summaries
 from golden_files import GOLDEN, MANIFEST, RAW
 from processes import Ended
 
-from sidecar.report.printing import print_report
+from sidelight.sidecar.report.printing import print_report
 
 SAID = "port 9464 is taken"
 

@@ -11,13 +11,13 @@ from codes import raises
 from logs import request_log
 from series import endpoint_of, gauge
 
-from exporter.evaluation.server import gaps_of, require_server, span_gaps_of
-from exporter.report.alerts import gap_line, span_gap_line
-from recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Event
-from recorded.run import Run
-from scraper.spans.requests import engine_spans
-from scraper.window.summary import Gap, server_summary
-from scraper.window.window import Window
+from sidelight.exporter.evaluation.server import gaps_of, require_server, span_gaps_of
+from sidelight.exporter.report.alerts import gap_line, span_gap_line
+from sidelight.recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Event
+from sidelight.recorded.run import Run
+from sidelight.scraper.spans.requests import engine_spans
+from sidelight.scraper.window.summary import Gap, server_summary
+from sidelight.scraper.window.window import Window
 
 S = 10**9
 UP = gauge("up", 1)

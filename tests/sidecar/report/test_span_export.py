@@ -18,15 +18,15 @@ from processes import Ended
 from sent_requests import parts, planned
 from waiting import BOUND_S
 
-from loadgen.records import append_record, plan_end, span_id, trace_id
-from recorded.directory import MANIFEST, RAW, create, write_json
-from recorded.events import Event, append_event
-from rundir.frames import FrameLog
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
-from sidecar.options.checks import check_run
-from sidecar.options.config import as_recorded
-from sidecar.options.load import RunOptions
+from sidelight.loadgen.records import append_record, plan_end, span_id, trace_id
+from sidelight.recorded.directory import MANIFEST, RAW, create, write_json
+from sidelight.recorded.events import Event, append_event
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import ReceiverSpec
+from sidelight.sidecar.options.checks import check_run
+from sidelight.sidecar.options.config import as_recorded
+from sidelight.sidecar.options.load import RunOptions
 
 S = 10**9
 RUN = "20261121-120000-abcdef"

@@ -9,7 +9,7 @@ import summaries
 from logs import request_log
 from warned import BLANK, PROBED, REPLY, said
 
-from loadgen.requests.summary import client_summary
+from sidelight.loadgen.requests.summary import client_summary
 
 
 def test_a_run_in_which_nothing_was_wrong_has_no_warning():

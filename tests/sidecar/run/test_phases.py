@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from scraper.spans.log import ReceiverCounts
-from sidecar.run.phases import _span_notes
+from sidelight.scraper.spans.log import ReceiverCounts
+from sidelight.sidecar.run.phases import _span_notes
 
 LISTENING = "127.0.0.1:4317"
 

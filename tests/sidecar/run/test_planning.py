@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 from codes import raises
 
-from loadgen.plan.fitting import Planned
-from loadgen.plan.tokenizers.fitting import TokenizerError
-from loadgen.plan.tokenizers.server import ServerTokenizer
-from recorded.errors import TargetIncompatible
-from sidecar.progress.reporter import Progress
-from sidecar.run.preparation.planning import write_plan
+from sidelight.loadgen.plan.fitting import Planned
+from sidelight.loadgen.plan.tokenizers.fitting import TokenizerError
+from sidelight.loadgen.plan.tokenizers.server import ServerTokenizer
+from sidelight.recorded.errors import TargetIncompatible
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run.preparation.planning import write_plan
 
 
 async def requests_counted_at(url: str) -> AsyncGenerator[Planned, None]:

@@ -6,10 +6,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sidecar.options.load import RunOptions
-from sidecar.options.watch import ScrapeOptions
-from sidecar.run.preparation.pages import prepare_scrape, with_pages
-from sidecar.run.preparation.planning import planned_requests
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions
+from sidelight.sidecar.run.preparation.pages import prepare_scrape, with_pages
+from sidelight.sidecar.run.preparation.planning import planned_requests
 
 URL = "http://127.0.0.1:8000"
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from waiting import BOUND_S
 
-from recorded.errors import WorkerDied
-from sidecar.run.processes.child import Child
-from sidecar.run.processes.places import environment
-from sidecar.run.processes.supervised import FIRST_PAUSE_S, LONGEST_PAUSE_S, Supervised, keep_up
+from sidelight.recorded.errors import WorkerDied
+from sidelight.sidecar.run.processes.child import Child
+from sidelight.sidecar.run.processes.places import environment
+from sidelight.sidecar.run.processes.supervised import FIRST_PAUSE_S, LONGEST_PAUSE_S, Supervised, keep_up
 
 # Is ready, and dies of the first command, but answers it where so many have died before it.
 MORTAL = """

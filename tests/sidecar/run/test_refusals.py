@@ -14,7 +14,7 @@ import pytest
 from certificates import Authority
 from processes import QUICK, Ended, Script, serving
 
-from sidecar.cli.measuring import free_pair
+from sidelight.sidecar.cli.measuring import free_pair
 
 Sidelight = Callable[..., Ended]
 

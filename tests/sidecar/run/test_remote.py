@@ -13,15 +13,15 @@ import msgspec
 import pytest
 from waiting import BOUND_S
 
-from loadgen.driver import is_share
-from loadgen.records import PlannedRequest, append_record, plan_end, read_plan
-from recorded.errors import WorkerDied
-from rundir.child import ChildSpec
-from rundir.clock import AnchoredClock
-from rundir.frames import FrameLog
-from sidecar.run.processes.agent import Agent
-from sidecar.run.processes.child import Child
-from sidecar.run.processes.remote import Link, RemotePlace
+from sidelight.loadgen.driver import is_share
+from sidelight.loadgen.records import PlannedRequest, append_record, plan_end, read_plan
+from sidelight.recorded.errors import WorkerDied
+from sidelight.rundir.child import ChildSpec
+from sidelight.rundir.clock import AnchoredClock
+from sidelight.rundir.frames import FrameLog
+from sidelight.sidecar.run.processes.agent import Agent
+from sidelight.sidecar.run.processes.child import Child
+from sidelight.sidecar.run.processes.remote import Link, RemotePlace
 
 # Writes to the file of its specification what it is sent, says how long that was, and leaves at the end of its input.
 SCRIBE = """

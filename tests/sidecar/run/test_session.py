@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from rundir.access import Access
-from rundir.clock import anchor
-from scraper.commands import SpanSpec, Spec
-from sidecar.options.load import RunOptions
-from sidecar.options.spans import receiver_spec
-from sidecar.options.watch import ScrapeOptions
-from sidecar.run.children import scraper_spec, span_spec, span_spec_after, spec_after
+from sidelight.rundir.access import Access
+from sidelight.rundir.clock import anchor
+from sidelight.scraper.commands import SpanSpec, Spec
+from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.spans import receiver_spec
+from sidelight.sidecar.options.watch import ScrapeOptions
+from sidelight.sidecar.run.children import scraper_spec, span_spec, span_spec_after, spec_after
 
 
 def spec(options: RunOptions | ScrapeOptions) -> Spec:

@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestServer
 from codes import raises
 from waiting import BOUND_S, movable_time
 
-from loadgen.plan.tokenizers.server import probe_server
-from recorded.errors import TargetIncompatible
-from sidecar.run.preparation.preflight import PREFLIGHT_TIMEOUT_S, SOON_S, preflight
-from sidecar.run.preparation.target import Contact, TargetInfo, probe, proxy_note, unlisted_note
+from sidelight.loadgen.plan.tokenizers.server import probe_server
+from sidelight.recorded.errors import TargetIncompatible
+from sidelight.sidecar.run.preparation.preflight import PREFLIGHT_TIMEOUT_S, SOON_S, preflight
+from sidelight.sidecar.run.preparation.target import Contact, TargetInfo, probe, proxy_note, unlisted_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = (

@@ -18,15 +18,15 @@ from processes import child_processes
 from sent_spans import MS, NOON, body, call, engine
 from waiting import BOUND_S
 
-from correlator.live.window import TraceWindow
-from rundir.access import Access
-from scraper.spans.forward import CollectorConnection
-from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress.reporter import Progress
-from sidecar.run import open_run
-from sidecar.watch import service
-from sidecar.watch.service import watch
-from sidecar.watch.view import WatchView
+from sidelight.correlator.live.window import TraceWindow
+from sidelight.rundir.access import Access
+from sidelight.scraper.spans.forward import CollectorConnection
+from sidelight.sidecar.options.watch import WatchOptions, check_watch
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.run import open_run
+from sidelight.sidecar.watch import service
+from sidelight.sidecar.watch.service import watch
+from sidelight.sidecar.watch.view import WatchView
 
 
 @dataclass
@@ -163,7 +163,7 @@ async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypa
     options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
     watching = asyncio.ensure_future(watch(options, command=[], progress=said))
     await said.until("gRPC at")
-    (receiver,) = child_processes(os.getpid(), "scraper.worker.spans")
+    (receiver,) = child_processes(os.getpid(), "sidelight.scraper.worker.spans")
     os.kill(receiver, signal.SIGKILL)
     await said.until("the receiver runs again")
     os.kill(os.getpid(), signal.SIGTERM)
@@ -173,7 +173,7 @@ async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypa
 
 async def test_it_says_which_process_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The scraper, before another is started; spans are taken meanwhile."""
-    monkeypatch.setattr("sidecar.run.processes.supervised.FIRST_PAUSE_S", BOUND_S)
+    monkeypatch.setattr("sidelight.sidecar.run.processes.supervised.FIRST_PAUSE_S", BOUND_S)
     said = Said()
     options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
     watching = asyncio.ensure_future(watch(options, command=[], progress=said))
@@ -182,7 +182,7 @@ async def test_it_says_which_process_is_down(tmp_path: Path, monkeypatch: pytest
     async with asyncio.timeout(BOUND_S), aiohttp.ClientSession() as session:
         assert "ready\n" == await (await session.get(ready)).text()
         await said.until("scraping no page")  # one that dies before it is up ends the watch
-        (scraper,) = child_processes(os.getpid(), "scraper.worker")
+        (scraper,) = child_processes(os.getpid(), "sidelight.scraper.worker")
         os.kill(scraper, signal.SIGKILL)
         await said.until("the scraper ended with code -9")
         assert "the scraper is down\n" == await (await session.get(ready)).text()

@@ -16,13 +16,13 @@ from rich.console import Console
 from sent_spans import NOON, S, call, engine, export, gateway
 from series import WAITING, gauge, scraped
 
-from exporter.prometheus.page import LivePage
-from scraper.series.log import FailureRecord, ScrapeLog
-from scraper.spans.log import SpanLog
-from sidecar.live.lately import WINDOW_S
-from sidecar.progress.reporter import Progress
-from sidecar.watch.panel import EngineState, WatchState, panel
-from sidecar.watch.view import WatchView
+from sidelight.exporter.prometheus.page import LivePage
+from sidelight.scraper.series.log import FailureRecord, ScrapeLog
+from sidelight.scraper.spans.log import SpanLog
+from sidelight.sidecar.live.lately import WINDOW_S
+from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.watch.panel import EngineState, WatchState, panel
+from sidelight.sidecar.watch.view import WatchView
 
 URL = "http://127.0.0.1:8000/metrics"
 PAGE = (

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from sidecar.options.watch import WatchOptions
-from sidecar.watch import targets
-from sidecar.watch.processes import Watch
+from sidelight.sidecar.options.watch import WatchOptions
+from sidelight.sidecar.watch import targets
+from sidelight.sidecar.watch.processes import Watch
 
 BOUND_S = 30.0
 

@@ -13,13 +13,13 @@ import pytest
 from sent_spans import NOON, S, call, engine, export
 from series import histogram, scraped
 
-from correlator.live import breakdown, window
-from correlator.live.breakdown import EndedRequests
-from correlator.live.traces import SpanTrace, TracedRequest
-from rundir.frames import FrameLog
-from scraper.series.log import ScrapeLog
-from scraper.spans.log import ForwardQueue, ReceiverCounts, SpanLog, StateRecord
-from sidecar.watch.view import WatchView
+from sidelight.correlator.live import breakdown, window
+from sidelight.correlator.live.breakdown import EndedRequests
+from sidelight.correlator.live.traces import SpanTrace, TracedRequest
+from sidelight.rundir.frames import FrameLog
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.scraper.spans.log import ForwardQueue, ReceiverCounts, SpanLog, StateRecord
+from sidelight.sidecar.watch.view import WatchView
 
 URL = "http://127.0.0.1:8000/metrics"
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
@@ -127,7 +127,7 @@ def test_a_request_that_cannot_be_broken_down_costs_no_other(tmp_path: Path, mon
             raise ZeroDivisionError
         return breakdown.break_down_ended(requests)
 
-    monkeypatch.setattr("correlator.live.requests.break_down_ended", fail)
+    monkeypatch.setattr("sidelight.correlator.live.requests.break_down_ended", fail)
     parts = polled(tmp_path).parts
     assert (4, 1) == (parts.requests["trace"], parts.requests["none"])
     assert {"defect": 1} == {reason: count for reason, count in parts.missing.items() if count}

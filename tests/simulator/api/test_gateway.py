@@ -12,8 +12,8 @@ import pytest
 from simulated_load import client_of
 from waiting import BOUND_S
 
-from simulator.settings import PROFILES, EngineSettings, GatewaySettings, SimulatorSettings
-from simulator.telemetry.truth import TruthLog
+from sidelight.simulator.settings import PROFILES, EngineSettings, GatewaySettings, SimulatorSettings
+from sidelight.simulator.telemetry.truth import TruthLog
 
 FAST = EngineSettings(speed=PROFILES["fast"])
 PROMPT = {"prompt": [256] * 64, "max_tokens": 4, "ignore_eos": True}

@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from simulated_load import ask, client_of, play
 
-from simulator.api.dialects.sglang import DIALECT
-from simulator.api.responses import ReplyInfo
-from simulator.engine.history import RequestRecord
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
-from simulator.telemetry.truth import TruthLog
+from sidelight.simulator.api.dialects.sglang import DIALECT
+from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.engine.history import RequestRecord
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.simulator.telemetry.truth import TruthLog
 
 ENGINE = EngineSettings(speed=PROFILES["fast"], max_model_len=512, seed=5)
 TRUTH = TruthLog(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.engine.blocks import BlockPool, extend_chain
+from sidelight.simulator.engine.blocks import BlockPool, extend_chain
 
 
 def chain_of(token_ids: list[int]) -> list[int]:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from simulator.engine.driver import EngineDriver
-from simulator.engine.history import EngineRequest, RequestRecord
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.settings import EngineSettings, SpeedProfile
+from sidelight.simulator.engine.driver import EngineDriver
+from sidelight.simulator.engine.history import EngineRequest, RequestRecord
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.settings import EngineSettings, SpeedProfile
 
 STEP_S = 0.01
 EVEN = SpeedProfile(step_s=STEP_S, prefill_token_s=0.0, sequence_s=0.0, kv_token_s=0.0, jitter_ratio=0.0)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_load import play
 
-from simulator.engine.history import EngineRequest, StepOutcome
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.settings import POLICIES, PROFILES, EngineSettings, SettingsError, SpeedProfile
+from sidelight.simulator.engine.history import EngineRequest, StepOutcome
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.settings import POLICIES, PROFILES, EngineSettings, SettingsError, SpeedProfile
 
 LIMITS = st.builds(
     lambda seqs, spare, blocks, seed, policy: EngineSettings(

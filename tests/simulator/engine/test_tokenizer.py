@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine.replies import TOKEN_IDS, WORDS, reply_key, reply_token
-from simulator.engine.tokenizer import END_OF_SEQUENCE, UnknownTokenError, decode, encode, encode_chat
+from sidelight.simulator.engine.replies import TOKEN_IDS, WORDS, reply_key, reply_token
+from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE, UnknownTokenError, decode, encode, encode_chat
 
 TEXTS = st.text()
 CONVERSATIONS = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "rôle éloigné"]), TEXTS))

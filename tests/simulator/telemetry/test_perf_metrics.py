@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from simulated_load import client_of
 
-from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
-from simulator.telemetry.truth import TruthLog
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from sidelight.simulator.telemetry.truth import TruthLog
 
 ENGINE = EngineSettings(speed=PROFILES["fast"])
 

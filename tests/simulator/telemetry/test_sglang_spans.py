@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from simulated_load import ARRIVALS, LIMITS, ask, play
 
-from simulator.engine.history import RequestRecord
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.settings import SimulatorSettings
-from simulator.telemetry.spans import export
+from sidelight.simulator.engine.history import RequestRecord
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.telemetry.spans import export
 
 Spans = Sequence[dict[str, Any]]
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from waiting import BOUND_S
 
-from simulator.engine.history import RequestRecord
-from simulator.server import running
-from simulator.settings import EngineSettings, SettingsError, SimulatorSettings, speed_profile
-from simulator.telemetry.spans import EXPORT, SpanExporter, export
-from simulator.telemetry.truth import TruthLog
+from sidelight.simulator.engine.history import RequestRecord
+from sidelight.simulator.server import running
+from sidelight.simulator.settings import EngineSettings, SettingsError, SimulatorSettings, speed_profile
+from sidelight.simulator.telemetry.spans import EXPORT, SpanExporter, export
+from sidelight.simulator.telemetry.truth import TruthLog
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -184,8 +184,8 @@ async def test_a_batch_that_was_not_taken_is_sent_again(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Said once; what is added meanwhile comes with it; what is left at the end is sent then."""
-    monkeypatch.setattr("simulator.telemetry.spans.EXPORT_EVERY_S", 0.01)
-    monkeypatch.setattr("simulator.telemetry.spans.END_WITHIN_S", BOUND_S)
+    monkeypatch.setattr("sidelight.simulator.telemetry.spans.EXPORT_EVERY_S", 0.01)
+    monkeypatch.setattr("sidelight.simulator.telemetry.spans.END_WITHIN_S", BOUND_S)
     collector.refuse = grpc.StatusCode.UNAVAILABLE
     async with SpanExporter(f"127.0.0.1:{collector.port}", SimulatorSettings()) as exporter:
         exporter.add(record(number=1))

@@ -19,11 +19,11 @@ from grpc_frames import calling
 from odd_exports import PROTOBUF, odd_export, over_http
 from waiting import BOUND_S
 
-from rundir.process import MemoryLimit
-from scraper.spans.intake import admission, over_grpc
-from scraper.spans.log import ReceiverCounts, SpanLog
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import MOST_CONNECTIONS, SIGNALS, ReceiverSpec
+from sidelight.rundir.process import MemoryLimit
+from sidelight.scraper.spans.intake import admission, over_grpc
+from sidelight.scraper.spans.log import ReceiverCounts, SpanLog
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import MOST_CONNECTIONS, SIGNALS, ReceiverSpec
 
 NOW_NS = 10**18
 

@@ -12,8 +12,8 @@ from aiohttp import web
 from certificates import Authority
 from waiting import BOUND_S
 
-from scraper.spans.intake import connections
-from scraper.spans.intake.connections import Connections
+from sidelight.scraper.spans.intake import connections
+from sidelight.scraper.spans.intake.connections import Connections
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -20,10 +20,10 @@ from grpc_frames import END_STREAM, RESET, SETTINGS, calling
 from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
 from waiting import BOUND_S
 
-from scraper.spans.intake import over_grpc as calls
-from scraper.spans.log import ReceiverCounts, SpanLog, StateRecord, read_log
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
+from sidelight.scraper.spans.intake import over_grpc as calls
+from sidelight.scraper.spans.log import ReceiverCounts, SpanLog, StateRecord, read_log
+from sidelight.scraper.spans.receiver import Receiver
+from sidelight.scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
 
 MB = 1 << 20
 MAX_CONCURRENT_STREAMS = 3  # of SETTINGS, RFC 9113

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.spans.intake.export import MAX_ATTRIBUTES, MAX_SPANS, ExportRefusal, malformed, parsed, unpacked
+from sidelight.scraper.spans.intake.export import MAX_ATTRIBUTES, MAX_SPANS, ExportRefusal, malformed, parsed, unpacked
 
 
 def export(shape: list[list[int]]) -> bytes:

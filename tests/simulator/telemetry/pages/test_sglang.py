@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from simulated_load import ARRIVALS, LIMITS, ask, families_of, play, samples_of
 
-from simulator.engine.history import RequestRecord
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.settings import PROFILES, EngineSettings
-from simulator.telemetry.pages.sglang import DECODE_LOG_INTERVAL, IDLE_REPORT_NS, SglangPage
+from sidelight.simulator.engine.history import RequestRecord
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.settings import PROFILES, EngineSettings
+from sidelight.simulator.telemetry.pages.sglang import DECODE_LOG_INTERVAL, IDLE_REPORT_NS, SglangPage
 
 NONE: frozenset[tuple[str, str]] = frozenset()
 STREAM = frozenset({("is_streaming", "true")})

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given, settings
 from simulated_load import ARRIVALS, LIMITS, ask, families_of, play, samples_of
 
-from simulator.engine.scheduler import SimulatedEngine
-from simulator.settings import EngineSettings
-from simulator.telemetry.pages.trtllm import COLLECTOR_PATIENCE_NS, TrtllmPage
+from sidelight.simulator.engine.scheduler import SimulatedEngine
+from sidelight.simulator.settings import EngineSettings
+from sidelight.simulator.telemetry.pages.trtllm import COLLECTOR_PATIENCE_NS, TrtllmPage
 
 NONE: frozenset[tuple[str, str]] = frozenset()
 #: In the research as a sibling of a metric that it describes.

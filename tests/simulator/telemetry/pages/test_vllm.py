@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from prometheus_client import generate_latest
 from simulated_load import ARRIVALS, LIMITS, families_of, play, samples_of
 
-from simulator.settings import EngineSettings
-from simulator.telemetry.pages.vllm import VllmPage, one_two_five_bounds
+from sidelight.simulator.settings import EngineSettings
+from sidelight.simulator.telemetry.pages.vllm import VllmPage, one_two_five_bounds
 
 #: Canonical in vLLM, but only shown with an option that the simulator does not have, or by older versions.
 NOT_SHOWN = {"vllm:lora_requests_info"}
