@@ -178,9 +178,11 @@ def _of_load(summary: Summary) -> JudgedState:
         return JudgedState("not_judged", f"Not judged: whether {texts} is met is not known ({named[0].missing}).")
     if slo is not None:
         return JudgedState("healthy", "Healthy: every objective was met.")
-    if stability.verdict == "undecided":
-        return JudgedState("not_judged", f"Not judged: {stability.reason}.")
     waits = [part for part in observed(summary).large if part != "prefill"] if not summary.correlation.missing else []
+    if stability.verdict == "undecided":
+        if waits or summary.correlation.missing or summary.client.requests.sent < FEW_REQUESTS:
+            return JudgedState("not_judged", f"Not judged: {stability.reason}.")
+        return JudgedState("healthy", f"Healthy so far: no wait stands out; {stability.reason}.")
     if waits:
         goal = "a watch has no objectives" if summary.watch else "no objective (--slo) says what is good enough"
         return JudgedState("not_judged", f"Not judged: {CAUSES[waits[0]]} stands out, and {goal}.")

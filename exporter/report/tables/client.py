@@ -118,6 +118,6 @@ def _nodes(nodes: Sequence[NodeSummary]) -> Iterator[Block]:
         busy = None if node.machine is None else node.machine.busy_ratio
         times = (node.ttft_ms.p50, node.ttft_ms.p99, node.first_late_ms, node.order_ms)
         rows.append((node.node, node.sent, node.ok, *times, None if busy is None else 100 * busy))
-    columns = numbers("TTFT p50", "TTFT p99", "first late", "order at")
+    columns = numbers("TTFT p50", "TTFT p99", "first late", "order came")
     yield table("Nodes, ms", (*numbers("sent", "ok", show=cell), *columns, *numbers("busy, %", show=cell)), rows)
     yield BLANK

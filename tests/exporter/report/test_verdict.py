@@ -113,6 +113,10 @@ HELD_UP = replace(
 GROWING = replace(
     BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="growing", capacity_per_s=3.0)
 )
+PREFILLED = summaries.parts()
+PREFILLED = summaries.correlated(
+    summaries.findings(dataclasses.replace(PREFILLED, queue_s=PREFILLED.prefill_s, prefill_s=PREFILLED.queue_s))
+)
 UNDECIDED = replace(BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="undecided"))
 RESTARTED = "the engine at http://e/metrics restarted (1 x): its counts from just before that are lost"
 LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48})
@@ -126,6 +130,7 @@ LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48}
         (run_with(client=client(slo=slo(False))), "missed", "queue"),
         (run_with(client=client(slo=slo(None))), "not_judged", "queue"),
         (run_with(methodology=UNDECIDED), "not_judged", "queue"),
+        (run_with(methodology=UNDECIDED, correlation=PREFILLED), "healthy", "prefill"),
         (run_with(methodology=GROWING, client=client(slo=slo(True))), "overloaded", "queue"),
         (run_with(self_check=HELD_UP, methodology=GROWING), "untrusted", "generator"),
         (run_with(self_check=HELD_UP, client=client(slo=slo(True))), "healthy", "queue"),
@@ -138,8 +143,8 @@ LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48}
         (summaries.summary(summaries.uncorrelated("no page")), "healthy", "none"),
     ],
     ids=[
-        "a wait without an objective", "met", "missed", "unknown", "too short", "overloaded", "held up",
-        "held up by less than matters", "two in a hundred", "one in two hundred", "no answer",
+        "a wait without an objective", "met", "missed", "unknown", "too short", "too short, without a wait",
+        "overloaded", "held up", "held up by less than matters", "two in a hundred", "one in two hundred", "no answer",
         "restarted", "damaged", "nothing sent", "no page",
     ],
 )  # fmt: skip
