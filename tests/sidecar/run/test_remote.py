@@ -153,6 +153,7 @@ async def test_a_node_that_is_lost_is_the_end_of_its_worker(agent: Agent, tmp_pa
     assert b"first" in (tmp_path / "out.log").read_bytes()
 
 
+@pytest.mark.usefixtures("scribe")
 @pytest.mark.parametrize("seats", [None, 3])
 async def test_shares_of_a_plan_are_the_plan(agent: Agent, tmp_path: Path, seats: int | None):
     """Each worker gets its own requests, and all of them together are all."""
@@ -164,7 +165,7 @@ async def test_shares_of_a_plan_are_the_plan(agent: Agent, tmp_path: Path, seats
     given: list[PlannedRequest] = []
     for worker in range(3):
         place = RemotePlace(link=Cable(agent).link, apart_ns=0, round_trip_s=0.0)
-        async with Child("scribe", ["this"], place=place):
+        async with Child("scribe", ["scribe"], place=place):  # which waits: files of one that has ended are forgotten
 
             def share(each: PlannedRequest, worker: int = worker) -> bool:
                 return is_share(each, workers=3, worker=worker, seats=seats)
