@@ -9,9 +9,6 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SUMMARY = "load\\-test an LLM server, and say where its time to first token went"
-PACKAGES = (
-    "correlator", "exporter", "loadgen", "methodology", "recorded", "rundir", "scraper", "sidecar", "simulator",
-)  # fmt: skip
 REFERENCE = "docs/reference/commands.md"
 MARKS = (
     (r"\[([^\]]+)\]\(\S*?\)", r"\1"),  # a link is its words
@@ -29,9 +26,9 @@ class ManualPage(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the page where the wheel is built, and name folders that a source distribution has no links to."""
-        for package in PACKAGES:
-            if not (Path(self.root) / "sidelight" / package).exists():
-                build_data["force_include"][str(Path(self.root) / package)] = f"sidelight/{package}"
+        for package in (path.parent for path in Path(self.root).glob("*/__init__.py")):
+            if package.name != "sidelight" and not (package.parent / "sidelight" / package.name).exists():
+                build_data["force_include"][str(package)] = f"sidelight/{package.name}"
         reference = Path(self.root) / REFERENCE
         if version == "editable" or not reference.is_file():
             return

@@ -62,7 +62,10 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
             e2e={key: _not_below(each, before.e2e.get(key)) for key, each in counts.e2e.items()},
             inner={key: _not_below(each, before.inner.get(key)) for key, each in counts.inner.items()},
         )
-    verdict = verdict_of(summary)
+    client, verdict = _client(tally, log, run, summary, shown), verdict_of(summary)
+    served: dict[str, float] = {
+        each.name: each.value for each in verdict.figures if each.name == "served" and each.value
+    }
     window = Window(start_ns=summary.window.start_ns, end_ns=summary.window.end_ns)
     quantiles = {endpoint.url: estimated(endpoint, window) for endpoint in run.endpoints}
     engines = tuple(
@@ -72,7 +75,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
     return replace(
         latest,
         phase="done",
-        client=_client(tally, log, run, summary, shown),
+        client=replace(client, rates={**client.rates, **served}),
         generator=replace(
             generator,
             schedule_lateness=_not_below(tally.lateness, generator.schedule_lateness),
@@ -105,9 +108,6 @@ def _means_s(parts: Parts) -> dict[str, float]:
 
 def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: ClientCounts) -> ClientCounts:
     slo = summary.client.slo
-    served: dict[str, float] = {
-        each.name: each.value for each in verdict_of(summary).figures if each.name == "served" and each.value
-    }
     client = tally.client_counts(
         in_flight=0,
         submitted=int((log.submit_ns >= 0).sum()),
@@ -117,7 +117,7 @@ def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: Cl
     return replace(
         client,
         good=None if slo is None else slo.good_requests,
-        rates={**reported_rates(summary.client), **served},
+        rates=reported_rates(summary.client),
         output_tokens=max(tally.received, shown.output_tokens or 0),
         ttft=_not_below(tally.ttft, shown.ttft),
         inter_token=_not_below(tally.inter_token, shown.inter_token),
