@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import Ended, engine, sidelight
 from sent_spans import body
-from series import histogram
+from series import WAITING, gauge, histogram
 
 from sidelight.scraper.spans.log import read_log
 from sidelight.scraper.spans.requests import engine_spans
@@ -25,6 +25,7 @@ from sidelight.sidecar.cli.measuring import free_pair
 
 HELD_S = 0.03
 PAGE = "/litellm/metrics"
+RUNNING = "vllm:num_requests_running"
 LOAD = ("--rate", "10", "--requests", "20", "--warmup", "0", "--listen", "off", "--quiet")
 
 
@@ -199,3 +200,29 @@ async def test_behind_a_gateway_that_passes_nothing_on_requests_are_joined_by_ti
     assert f"{len(joined)} of them less surely: by time alone, for want of a common id" in " ".join(
         (path / "report.txt").read_text().split()
     )
+
+
+async def test_two_routers_beside_four_engines_count_nothing_twice(tmp_path: Path):
+    """Their pages repeat the engines' gauges by server: gateways' pages, of which nothing is the engines'."""
+    pages = {f"/engine/{n}": gauge(RUNNING, n) + gauge(WAITING, 10 * n) for n in (1, 2, 3, 4)}
+    copied = "".join(
+        gauge(name, times * n, labels=[f'server="http://engine-{n}"'])
+        for name, times in ((RUNNING, 1), (WAITING, 10), ("vllm:healthy_pods_total", 1), ("vllm:current_qps", 1))
+        for n in (1, 2, 3, 4)
+    )
+    pages |= {f"/router/{n}": copied for n in (1, 2)}
+
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text=pages[request.path])
+
+    app = web.Application()
+    app.add_routes([web.get(path, page) for path in pages])
+    path = tmp_path / "run"
+    async with TestServer(app, host="127.0.0.1") as server:
+        metrics = [part for name in pages for part in ("--metrics", str(server.make_url(name)))]
+        options = ("--duration", "1", "--scrape-interval", "0.1", "--out", path, "--quiet")
+        run = await asyncio.to_thread(sidelight, "scrape", *metrics, *options, path=path)
+    shown = run.summary["server"]
+    assert (10, 100) == tuple(shown[name]["stats"]["max"] for name in ("requests_running", "requests_waiting"))
+    assert ["production_stack"] * 2 == [page["gateway"] for page in shown["gateways"]]
+    assert 4 == [page["engine"] for page in shown["endpoints"]].count("vllm")

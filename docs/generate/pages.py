@@ -233,7 +233,7 @@ def _gateway(known: GatewayEntry, usual: dict[str, str]) -> Iterator[str]:
     example = known.example
     spans = "--otlp-listen 127.0.0.1:4317"
     pages = "--metrics http://127.0.0.1:8000/metrics"
-    if known.seen.page != "source only":
+    if example.page and known.seen.page != "source only":
         pages = f"{pages} --metrics {example.page} {example.page_options}".rstrip()
     yield f"```\nsidelight doctor --gateway {example.url} {example.options} {spans}"
     yield f"sidelight run {example.url} {example.options} {pages} {spans}\n```\n"

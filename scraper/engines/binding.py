@@ -34,10 +34,20 @@ class CanonicalSource:
     over: tuple[int, ...] = ()
 
 
-class PageNames:
-    """The series of a page by the engine's own names; `exposed` are the names as the page has them."""
+def is_copy(labels: LabelSet) -> bool:
+    """Return whether a router's page repeats the series of an engine, which the label names."""
+    return any(label == "server" for label, _ in labels)
 
-    def __init__(self, series: tuple[Series, ...], known: Names) -> None:
+
+class PageNames:
+    """The series of a page by the engine's own names; `exposed` are the names as the page has them.
+
+    Label sets for which `ignored` holds are left out.
+    """
+
+    def __init__(
+        self, series: tuple[Series, ...], known: Names, ignored: Callable[[LabelSet], bool] = lambda _: False
+    ) -> None:
         self.known = known
         self.series = _typed(series)
         self.exposed: dict[str, str] = {}
@@ -45,11 +55,15 @@ class PageNames:
         self.groups: dict[str, list[HistogramColumns]] = {}
         normalised: dict[str, str] = {}
         for column, labelled in enumerate(self.series):
+            if ignored(labelled.labels):
+                continue
             if labelled.name not in normalised:
                 normalised[labelled.name] = known.normalised(labelled.name)
                 self.exposed.setdefault(normalised[labelled.name], labelled.name)
             self.columns.setdefault(normalised[labelled.name], []).append(column)
         for group in histograms(self.series):
+            if ignored(group.labels):
+                continue
             family = known.normalised(group.family)
             self.exposed.setdefault(family, group.family)
             self.groups.setdefault(family, []).append(group)

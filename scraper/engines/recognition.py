@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sidelight.rundir.stats import Missing
-from sidelight.scraper.engines.binding import CanonicalSource, PageNames
+from sidelight.scraper.engines.binding import CanonicalSource, PageNames, is_copy
 from sidelight.scraper.engines.catalogue import (
     QUANTITIES,
     Catalogue,
@@ -52,10 +52,11 @@ def detect(series: Iterable[Series]) -> RecognisedEngine | None:
     """Return the engine of a page, by a canonical metric of its own, else None.
 
     - Its name's prefix alone would not do: an engine's sidecars use it too.
+    - Nor do a router's copies of engines' metrics (`is_copy`): its page belongs to a gateway.
     - A Dynamo worker's page holds its engine's metrics: it is of that engine, and Dynamo's only where it holds none.
     - The version is what a metric named `build_info` or `version_info` states, of which no engine has one yet.
     """
-    shown = list(series)
+    shown = [labelled for labelled in series if not is_copy(labelled.labels)]
     names = dict.fromkeys(name for labelled in shown for name in (labelled.family, labelled.name))
     for engine in engine_names():
         known, identifying = catalogue(engine), own_names(engine)
@@ -73,7 +74,7 @@ def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSou
     A source is the columns of a page (or matrix) that provide it.
     """
     known = catalogue(engine)
-    page = PageNames(series, known)
+    page = PageNames(series, known, is_copy)
     return {name: _source(known.quantities[name], page) for name in QUANTITIES}
 
 

@@ -90,11 +90,11 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class Example(msgspec.Struct, frozen=True, kw_only=True):
     """URLs of a gateway so configured and its page, with options of `doctor` and `run`.
 
-    `page_options` are those for the page alone.
+    `page_options` are those for the page alone. `page` is empty where reading it disturbs requests.
     """
 
     url: str
-    page: str
+    page: str = ""
     options: str
     page_options: str = ""
 

@@ -97,6 +97,10 @@ def test_no_file_is_without_a_gateway():
             },
         ),
         (
+            "production_stack",
+            {"requests": "535", "upstream_time": "535 of 144.3", "requests_in_flight": "9", "upstream_errors": "0"},
+        ),
+        (
             "haproxy",
             {
                 "requests": "51",
@@ -120,8 +124,11 @@ def test_a_recorded_page(pages: Mapping[str, Page], name: str, expected: dict[st
         if isinstance(source, Missing):
             absent[quantity] = source.reason
         elif source.quantity.kind == "histogram":
-            (columns,) = source.histograms
-            shown[quantity] = f"{page.values[columns.count]:.4g} of {page.values[columns.sum]:.4g}"
+            count, total = (
+                page.values[[getattr(columns, part) for columns in source.histograms]].sum()
+                for part in ("count", "sum")
+            )
+            shown[quantity] = f"{count:.4g} of {total:.4g}"
         else:
             shown[quantity] = f"{page.values[list(source.columns)].sum():.4g}"
     assert expected == shown
@@ -135,6 +142,16 @@ def test_a_page_may_be_a_gateway_s_and_an_engine_s(pages: Mapping[str, Page]):
     assert "dynamo" == recognised.name
     assert engines.detect(pages["litellm"].series) is None
     assert detect(parse(b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 1\n").series) is None
+
+
+def test_copies_of_engines_gauges_make_no_engine(pages: Mapping[str, Page]):
+    """A router's page is not vLLM's; on an engine's own page its own series alone count."""
+    assert engines.detect(pages["production_stack"].series) is None
+    page = parse(b'vllm:num_requests_running{server="a"} 3\nvllm:num_requests_running{engine="0"} 2\n')
+    assert engines.detect(page.series) is not None
+    source = engines.canonical(page.series, "vllm")["requests_running"]
+    assert not isinstance(source, Missing)
+    assert [2.0] == page.values[list(source.columns)].tolist()
 
 
 def test_an_idle_page_is_recognised():
@@ -168,7 +185,7 @@ def test_what_is_shown_of_a_gateway_fits_its_example(name: str):
     known = gateway(name)
     text = known.configuration.text
     if known.seen.settings != "source only":
-        for url in (known.example.url, known.example.page) if known.seen.page == "recorded" else (known.example.url,):
+        for url in filter(None, (known.example.url, known.example.page if known.seen.page == "recorded" else "")):
             port = re.findall(r":(\d+)", url)[0]
             # FastAPI's is the user's own server.
             assert name == "fastapi" or port in text, url
