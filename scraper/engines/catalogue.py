@@ -212,6 +212,7 @@ class Catalogue(Names, frozen=True, kw_only=True):
     - `version_paths` are asked for a JSON object whose `version` is the engine's.
     - `seen` is what all this was compared with, `seen_as` which server or pages that were.
     - `probe_path` tells whether the engine is up, where asking its usual path for that costs a request.
+    - `unasked_openmetrics`: the frontend, as in its version, of pages in OpenMetrics, though plain text was preferred.
     - `frontend`: it stands before engines and is none itself: what it counts stands in for what theirs do not.
     """
 
@@ -233,6 +234,14 @@ class Catalogue(Names, frozen=True, kw_only=True):
     timing: tuple[Timing, ...]
     spans: EngineSpanRules | None = None
     frontend: bool = False
+    unasked_openmetrics: str = ""
+
+    def version_of(self, stated: str, content_type: str) -> str:
+        """Return the stated version with the frontend that a page's type shows."""
+        frontend = self.unasked_openmetrics
+        if not content_type.lower().startswith("application/openmetrics-text") or frontend in stated:
+            return stated
+        return f"{stated} ({frontend})" if stated else frontend
 
     def ways(self, version: str | None) -> tuple[Timing, ...]:
         """Return the ways in which a version tells the times of requests; None: in any version."""

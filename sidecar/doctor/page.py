@@ -70,9 +70,13 @@ async def examine_metrics(
     for mark, text in describe(samples, clock, known):
         print_line(console, mark, text)
     detected, gateway = _detected(samples.pages[-1])
+    version = known.version
+    if detected:
+        version = engines.catalogue(detected.name).version_of(version, samples.scrapes[-1].content_type)
     return replace(
         known,
         engine=detected.name if detected else known.engine,
+        version=version,
         gateway=gateway.name if gateway else known.gateway,
     )
 
@@ -162,7 +166,10 @@ def describe(samples: PageSamples, clock: AnchoredClock, servers: Servers = Serv
     yield OK, f"engine {detected.name} ({engine.title}{version}, by {detected.detected_by})"
     yield WARN if len(samples.pages) == 1 else OK, _changes(samples, engine)
     yield from _quantities(page, engine)
-    for timing in engine.ways(servers.version):
+    served = engine.version_of(servers.version, samples.scrapes[-1].content_type)
+    if served != servers.version:
+        yield OK, f"{served}: its page is OpenMetrics, though plain text was preferred"
+    for timing in engine.ways(served):
         yield HINT, f"times of requests from {timing.name}: {timing.gives}; {timing.enable}"
     if engine.probe_path:
         yield HINT, f"for health probes use {engine.probe_path}: those of its usual path are served like requests"

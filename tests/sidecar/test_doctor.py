@@ -300,6 +300,10 @@ async def test_the_rust_frontend_of_vllm_has_no_switch_for_spans(examine: Examin
     assert "server version 0.33.0 (Rust frontend 0.3.1)" in said
     assert "--enable-per-request-metrics" in said
     assert "--otlp-traces-endpoint" not in said
+    openmetrics = (200, "application/openmetrics-text; version=1.0.0; charset=utf-8", f"{page}# EOF\n")
+    _, said = await examine({"/metrics": openmetrics})
+    assert "--enable-per-request-metrics" in said
+    assert "--otlp-traces-endpoint" not in said
     _, said = await examine(pages | {"/version": (200, "application/json", '{"version": "0.33.0"}')})
     assert "--otlp-traces-endpoint" in said
 
