@@ -16,6 +16,7 @@ from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.access import masked
 from sidelight.rundir.printable.masking import MASK, masked_command, masked_fields
 from sidelight.sidecar.options.fields import (
+    CRITERIA,
     MAPPING,
     Duration,
     Masked,
@@ -28,7 +29,7 @@ from sidelight.sidecar.options.fields import (
     seconds,
     time_option,
 )
-from sidelight.sidecar.options.load import CRITERIA, LOAD, WORKLOAD, RunOptions
+from sidelight.sidecar.options.load import LOAD, WORKLOAD, RunOptions
 
 # Of all, in the order of what needs what of another.
 TESTS = (

@@ -260,6 +260,23 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
     assert_reported(tmp_path / "watch", result)
 
 
+async def test_a_watch_is_judged_by_its_objectives(tmp_path: Path):
+    """Its metrics, its log and its report say what is missed, and what no span states; it ends as a service does."""
+    file = tmp_path / "watch.yaml"
+    file.write_text("slo: ttft_p99<250ms,tpot_p99<1s\n")
+    async with watching(tmp_path / "watch", "--config", str(file)) as watch:
+        for number in range(1, 21):
+            await watch.send(request(number))
+        met = "sidelight_slo_met{objective="
+        counts = await watch.until(lambda page: page.get(f'{met}"ttft_p99"}}') == 0)
+        await watch.until(lambda page: page.get('sidelight_verdict{cause="prefill",state="missed"}') == 1)
+        await watch.until_said("Objective missed in the last minute: ttft_p99<250ms.")
+        result = await watch.end()
+    assert 0.3 == pytest.approx(counts['sidelight_slo_value{objective="ttft_p99"}'], abs=1e-3)
+    assert f'{met}"tpot_p99"}}' not in counts
+    assert "Objective missed: ttft_p99<250ms." in result
+
+
 def assert_shown(events: list[Sent]) -> None:
     """A browser that came after ten requests got them with their parts, and what came until the end of the watch."""
     rows = [read(table) for event in events if event.name == "rows" for table in event.data["tables"]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +100,13 @@ def counted(
             MEAN_BOUNDS_S,
         ),
     )
+
+
+def without_breakdown(counts: PartCounts, reason: str, requests: int) -> PartCounts:
+    """Return the counts with more requests without a breakdown, for a new reason."""
+    none = SOURCES[-1]
+    by_source = {**counts.requests, none: counts.requests[none] + requests}
+    return replace(counts, requests=by_source, missing={**counts.missing, reason: requests})
 
 
 def no_clients_counted() -> ClientCounts:

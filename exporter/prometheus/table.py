@@ -214,10 +214,10 @@ _CLIENT = (
         lambda client: None if client.slo is None else client.good),
     MetricRow("slo_limit", "gauge", "", ("objective",),
         "The bound of an objective: seconds, a ratio, or a number per second.", _objectives("bound")),
-    MetricRow("slo_value", "gauge", "", ("objective",), "What the run has of it so far, in the unit of the bound.",
-        _objectives("value")),
-    MetricRow("slo_met", "gauge", "", ("objective",), "Whether the run keeps the bound so far: 1 or 0.",
-        _objectives("met")),
+    MetricRow("slo_value", "gauge", "", ("objective",),
+        "What the run so far, or a watch's last minute, has of it, in that unit.", _objectives("value")),
+    MetricRow("slo_met", "gauge", "", ("objective",),
+        "Whether the run so far, or a watch's last minute, keeps the bound: 1 or 0.", _objectives("met")),
 )
 _GENERATOR = (
     MetricRow("generator_schedule_lateness", "histogram", "s", (),

@@ -188,8 +188,7 @@ def _without_evidence(summary: Summary) -> str:
     if waits := [part for part in large if part in UNEXPLAINED]:
         return UNEXPLAINED[waits[0]]
     if slo is None:
-        goal = "" if summary.watch else " (--slo says what is)"
-        return f"nothing, if these times are good enough{goal}"
+        return "nothing, if these times are good enough (--slo says what is)"
     if large and any(objective.metric == "ttft" for objective in slo.objectives if not objective.met):
         return MORE_PREFILL
     return "look at what the objective that was not met is about: in the TTFT no wait stands out"

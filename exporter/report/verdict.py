@@ -170,25 +170,41 @@ def _of_load(summary: Summary) -> JudgedState:
     slo, stability = summary.client.slo, summary.methodology.stability
     for line in overload(summary):
         return JudgedState("overloaded", line)
-    named = [objective for objective in (slo.objectives if slo else ()) if not objective.met]
-    texts = ", ".join(objective.text for objective in named)
-    if any(objective.met is False for objective in named):
-        return JudgedState("missed", f"Objective missed: {texts}.")
-    if named:
-        return JudgedState("not_judged", f"Not judged: whether {texts} is met is not known ({named[0].missing}).")
-    if slo is not None:
-        return JudgedState("healthy", "Healthy: every objective was met.")
-    waits = [part for part in observed(summary).large if part != "prefill"] if not summary.correlation.missing else []
+    if judged := _of_objectives(slo.objectives if slo else ()):
+        return judged
+    large = observed(summary).large if not summary.correlation.missing else []
     if stability.verdict == "undecided":
-        if waits or summary.correlation.missing or summary.client.requests.sent < FEW_REQUESTS:
+        if _waits(large) or summary.correlation.missing or summary.client.requests.sent < FEW_REQUESTS:
             return JudgedState("not_judged", f"Not judged: {stability.reason}.")
         return JudgedState("healthy", f"Healthy so far: no wait stands out; {stability.reason}.")
-    if waits:
-        goal = "a watch has no objectives" if summary.watch else "no objective (--slo) says what is good enough"
-        return JudgedState("not_judged", f"Not judged: {CAUSES[waits[0]]} stands out, and {goal}.")
     if summary.correlation.missing:
         return JudgedState("healthy", "Healthy by its requests; where their time went is not known.", "none")
-    return JudgedState("healthy", "Healthy: the load was served, and no wait stands out.")
+    return _of_parts(large) or JudgedState("healthy", "Healthy: the load was served, and no wait stands out.")
+
+
+def _of_objectives(objectives: Sequence[ObjectiveResult], when: str = "") -> JudgedState | None:
+    """Return the state by the objectives; None without any. `when` says of which time they are."""
+    unmet = {met: [each for each in objectives if each.met is met] for met in (False, None)}
+    texts = {met: ", ".join(each.text for each in named) for met, named in unmet.items()}
+    if unmet[False]:
+        return JudgedState("missed", f"Objective missed{when}: {texts[False]}.")
+    if unmet[None]:
+        why = unmet[None][0].missing
+        return JudgedState("not_judged", f"Not judged: whether {texts[None]} is met is not known ({why}).")
+    return JudgedState("healthy", f"Healthy{when}: every objective was met.") if objectives else None
+
+
+def _of_parts(large: Sequence[str]) -> JudgedState | None:
+    """Return the state by a large part that is a wait, without an objective; None without one."""
+    goal = "no objective (--slo) says what is good enough"
+    return next(
+        (JudgedState("not_judged", f"Not judged: {CAUSES[part]} stands out, and {goal}.") for part in _waits(large)),
+        None,
+    )
+
+
+def _waits(large: Sequence[str]) -> list[str]:
+    return [part for part in large if part != "prefill"]
 
 
 def _figures(summary: Summary) -> Iterator[VerdictFigure]:
@@ -336,16 +352,18 @@ def _spent(
 class Current:
     """State of a run or a watch that goes on: its last minutes. What is not known is None, "" or empty.
 
+    more_waiting_per_s  how many more wait with each second, where it is not known what is offered
     failing     since when requests only fail, `failures` of them, most of the `error`'s kind
     silent      the metrics pages that no longer answer, with since when and why; `ended`: requests end all the same
     waiting     the most that waited in each of the last stretches of time
     queue       advice on the queue, which needs no request with known parts
     unseen      requests of engines without a client's span
-    objectives  as they stand, or stood some seconds ago; None where there are none, as of a watch
+    objectives  as they stand, or stood some seconds ago, and `when`: over which time
     """
 
     served_per_s: float | None
     offered_per_s: float | None = None
+    more_waiting_per_s: float | None = None
     ttft_ms: Mapping[str, float | None]
     sent: int
     failed: int
@@ -359,7 +377,8 @@ class Current:
     observed: Observations | None
     queue: Advice | None
     unseen: int = 0
-    objectives: Sequence[ObjectiveResult] | None
+    objectives: Sequence[ObjectiveResult] = ()
+    when: str = "so far"
 
 
 def current_verdict(now: Current) -> RunVerdict:
@@ -395,7 +414,7 @@ def current_verdict(now: Current) -> RunVerdict:
         headline=f"{judged.headline}{begun_anew}",
         figures=[
             _served(now.served_per_s, now.offered_per_s),
-            *_percentiles("ttft", now.ttft_ms, now.objectives or (), off=math.inf),
+            *_percentiles("ttft", now.ttft_ms, now.objectives, off=math.inf),
             _failures(now.failed, now.sent),
         ],
         parts=[] if judged.state == "failing" else parts,
@@ -427,21 +446,20 @@ def _cure_now(now: Current) -> str:
 def _load_now(now: Current, large: Sequence[str], *, is_known: bool) -> JudgedState:
     """Return the state by the load, the objectives and the parts of the TTFT."""
     served, offered = now.served_per_s, now.offered_per_s
+    if offered is None and served is not None and now.more_waiting_per_s is not None:
+        offered = served + now.more_waiting_per_s
     waiting = [value for value in now.waiting if value is not None]
     half = len(waiting) // 2
     grows = bool(half) and max(waiting[half:]) > max(waiting[:half], default=0.0) and waiting[-1] > 0
     if served is not None and offered is not None and served < OVERLOADED * offered and grows:
         return JudgedState("overloaded", "Overloaded: more requests come than are served, and ever more wait.")
-    if missed := [each.text for each in now.objectives or () if each.met is False]:
-        return JudgedState("missed", f"Objective missed so far: {', '.join(missed)}.")
+    judged = _of_objectives(now.objectives, f" {now.when}")
+    enough = is_known or any(each.requests >= FEW_REQUESTS for each in now.objectives)
+    if judged is not None and (enough or judged.state != "healthy"):
+        return judged
     if not is_known and now.unseen >= FEW_REQUESTS:
         engines = count_of(now.unseen, "engine request")
         return JudgedState("not_judged", f"Not judged: {engines} came without a client's span.")
     if not is_known:
         return JudgedState("not_judged", "Not judged yet: too few requests have ended lately.")
-    if now.objectives and all(each.met for each in now.objectives):
-        return JudgedState("healthy", "Healthy so far: every objective is met.")
-    if waits := [part for part in large if part != "prefill"]:
-        goal = "a watch has no objectives" if now.objectives is None else "no objective says what is good enough"
-        return JudgedState("not_judged", f"Not judged: {CAUSES[waits[0]]} stands out, and {goal}.")
-    return JudgedState("healthy", "Healthy: no wait stands out.")
+    return _of_parts(large) or JudgedState("healthy", "Healthy: no wait stands out.")

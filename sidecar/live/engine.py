@@ -23,7 +23,7 @@ from sidelight.scraper.exposition import Series
 from sidelight.scraper.gateways import catalogue as gateways
 from sidelight.scraper.gateways.catalogue import Recognised
 from sidelight.scraper.series.log import FailureRecord, ScrapeRow
-from sidelight.scraper.series.table import SeriesTable, union_columns
+from sidelight.scraper.series.table import EndpointSeries, SeriesTable, union_columns
 from sidelight.scraper.window.aggregate import gauge_values
 from sidelight.sidecar.live.lately import Peaks
 from sidelight.sidecar.progress.panel import BAR
@@ -127,6 +127,7 @@ class EngineView:
 
 
 MINUTE_NS = 60_000_000_000
+LEAST_FLOW_S = 10.0  # of scrapes, before a change of theirs is a rate
 WAITED = ("requests_waiting", "requests_running", "kv_cache_usage")
 
 
@@ -145,15 +146,15 @@ class Engines:
         self._tables, self._keep_ns = self._recent if tables is None else tables, round(keep_s * 1e9)
         self._quantiles: QuantileView | None = None
         self._waiting = Peaks(columns=BAR, column_s=waiting_s / BAR)
-        self._samples: deque[tuple[int, str, Mapping[str, float], float]] = deque()  # of the last minute
+        # Gauges and counters of the last minute.
+        self._samples: deque[tuple[int, str, Mapping[str, float], Mapping[str, float]]] = deque()
 
     def take(self, record: ScrapeRow | FailureRecord) -> EngineView:
         """Add a scrape, and return the view of its endpoint."""
         view = self.views.setdefault(record.url, EngineView(counts=EngineCounts(endpoint=record.url)))
         view.take(record)
         if isinstance(record, ScrapeRow):
-            preempted = view.counts.counters.get("preemptions", 0.0)
-            self._samples.append((record.response_ns, record.url, view.counts.gauges, preempted))
+            self._samples.append((record.response_ns, record.url, view.counts.gauges, view.counts.counters))
             while self._samples[0][0] < record.response_ns - MINUTE_NS:
                 self._samples.popleft()
         if self._keep_ns:
@@ -189,15 +190,35 @@ class Engines:
         from sidelight.correlator.statistics.queueing import while_waiting_of  # noqa: PLC0415  as `estimate_quantiles` says
 
         columns, preempted = defaultdict[str, list[list[float]]](list), dict[str, list[float]]()
-        for _, url, gauges, count in self._samples:
+        for _, url, gauges, counters in self._samples:
             columns[url].append([gauges.get(name, math.nan) for name in WAITED])
-            preempted.setdefault(url, [count]).append(count)
+            preempted.setdefault(url, []).append(counters.get("preemptions", 0.0))
         leading = _leading(list(self.views.values()))
         return {
             "waited": while_waiting_of(tuple(np.array(rows).T) for rows in columns.values()),
             "limits": EngineLimits() if leading is None else engine_catalogue(leading.name).limits,
             "preemptions": sum(max(0.0, counts[-1] - counts[0]) for counts in preempted.values()),
         }
+
+    def flow_per_s(self) -> tuple[float | None, float | None]:
+        """Return the rates of the last minute: of finished requests, and of the growth of those that wait.
+
+        None where no page says it.
+        """
+        first, last = dict[str, Floats](), dict[str, Floats]()
+        for at_ns, url, gauges, counters in self._samples:
+            waiting, finished = gauges.get("requests_waiting", math.nan), counters.get("requests_finished", math.nan)
+            last[url] = np.array([at_ns / 1e9, finished, waiting])
+            first.setdefault(url, last[url])
+        changes = [last[url] - first[url] for url in last]
+        rates = [change[1:] / change[0] for change in changes if change[0] >= LEAST_FLOW_S]
+        columns = [column[np.isfinite(column)] for column in np.array(rates).reshape(-1, 2).T]
+        finished_per_s, more_per_s = (float(column.sum()) if len(column) else None for column in columns)
+        return None if finished_per_s is None else max(0.0, finished_per_s), more_per_s
+
+    def series(self) -> list[EndpointSeries]:
+        """Return the scrapes that are kept of all endpoints."""
+        return [table.view() for table in self._tables.values()]
 
     def waiting_lately(self, waiting: float | None, now_ns: int) -> list[float | None]:
         """Add the number of waiting requests; return the most in each of the last columns."""

@@ -17,12 +17,19 @@ from sidelight.loadgen.plan.rates import pace_of
 from sidelight.loadgen.plan.traces import ArrivalTrace, TraceError, read_trace
 from sidelight.loadgen.plan.workloads import catalogue as workloads
 from sidelight.loadgen.protocols.table import PROTOCOLS, split_endpoint
-from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.access import masked
 from sidelight.rundir.printable.errors import code_of
 from sidelight.sidecar.options.access import check_access, require_headers, require_tls
-from sidelight.sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, plain
+from sidelight.sidecar.options.fields import (
+    check_bounds,
+    check_formats,
+    check_slo,
+    check_trace_url,
+    flag_of,
+    http_url,
+    plain,
+)
 from sidelight.sidecar.options.load import (
     DEFAULT_RATE_PER_S,
     MOST_REQUESTS,
@@ -203,10 +210,9 @@ def _check_load(options: RunOptions) -> None:
     """
     for problem in _contradictions(options):
         raise ConfigurationError("option.contradictory", problem)
+    check_slo(options.slo)
     try:
         workloads.check(options.workload, dataset=options.dataset, trace=options.trace, lengths=lengths_of(options))
-        if options.slo is not None:
-            parse_typed_slo(options.slo)
     except ValueError as error:
         raise ConfigurationError(
             code_of(error, "option.value"), named("--workload", options.workload, str(error))

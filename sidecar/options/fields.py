@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
+from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.access import masked
 from sidelight.rundir.printable.masking import MASK, masked_body, register, register_fields, register_url, register_user
@@ -23,6 +24,7 @@ from sidelight.sidecar.formats import FORMATS, files_of_formats
 
 TARGET = Group("Target", sort_key=1)
 SCRAPING = Group("Scraping", sort_key=4)
+CRITERIA = Group("Criteria", sort_key=4.8)
 OUTPUT = Group("Output", sort_key=5)
 
 LONGEST_S = 1e7  # four months
@@ -258,6 +260,10 @@ Untrusted = Annotated[
         show_default=False,
     ),
 ]
+OBJECTIVES = (
+    'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics/objectives.md). '
+    "A failed request misses each objective of a latency. "
+)
 Quiet = Annotated[bool, flag(OUTPUT, "Print the result only, without progress.")]
 JsonProgress = Annotated[bool, flag(OUTPUT, "Machine-readable progress on stderr: one JSON object per line.")]
 Verbose = Annotated[bool, flag(OUTPUT, "Print the traceback of an error.")]
@@ -313,6 +319,14 @@ def check_formats(formats: Sequence[str]) -> None:
             raise ConfigurationError(
                 "option.value", f"--formats {name}: no such format; choose from {', '.join(FORMATS)}"
             )
+
+
+def check_slo(text: str | None) -> None:
+    """Check objectives; None is valid. Raises ConfigurationError naming the term, what is wrong, and the cure."""
+    try:
+        _ = text is None or parse_typed_slo(text)
+    except ValueError as error:
+        raise ConfigurationError("option.value", str(error)) from error
 
 
 def check_trace_url(url: str | None) -> None:

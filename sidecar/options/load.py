@@ -17,9 +17,11 @@ from sidelight.loadgen.protocols.table import Endpoint
 from sidelight.sidecar.options.access import AccessOptions, ListenOpen
 from sidelight.sidecar.options.fields import (
     BODY,
+    CRITERIA,
     DEFAULT_FORMATS,
     HEADERS,
     MAPPING,
+    OBJECTIVES,
     OUTPUT,
     SECRET,
     TARGET,
@@ -51,7 +53,6 @@ LOAD = Group("Load", sort_key=2)
 MACHINES = Group("Many machines", sort_key=2.7)
 ARRIVALS = Group("Open loop", sort_key=2.5)
 WORKLOAD = Group("Workload", sort_key=3)
-CRITERIA = Group("Criteria", sort_key=4.8)
 
 DRAFT, AFTER = "draft", "after:"  # of --warmup, as in loadgen.requests.warmup, which takes long to import
 SHORT_WARM_UP = 10  # requests
@@ -347,14 +348,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     ] = None
     scrape_interval: ScrapeInterval = 0.25
     slice_duration: SliceDuration = 2.0
-    slo: Annotated[
-        str | None,
-        option(
-            CRITERIA,
-            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics/objectives.md). '
-            "A failed request misses each objective of a latency. A run that misses one exits with 1.",
-        ),
-    ] = None
+    slo: Annotated[str | None, option(CRITERIA, f"{OBJECTIVES}A run that misses one exits with 1.")] = None
     sut: Annotated[
         str | None,
         option(

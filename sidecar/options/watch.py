@@ -19,9 +19,11 @@ from sidelight.sidecar.options import config
 from sidelight.sidecar.options.access import check_access
 from sidelight.sidecar.options.discovery import listed_pages, shard_of
 from sidelight.sidecar.options.fields import (
+    CRITERIA,
     DEFAULT_FORMATS,
     LONGEST_S,
     MASKED_URLS,
+    OBJECTIVES,
     OUTPUT,
     SCRAPING,
     TARGET,
@@ -37,6 +39,7 @@ from sidelight.sidecar.options.fields import (
     Verbose,
     check_bounds,
     check_formats,
+    check_slo,
     flag_of,
     http_url,
     listen_address,
@@ -130,6 +133,14 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         ),
     ] = None
     scrape_interval: ScrapeInterval = 1.0
+    slo: Annotated[
+        str | None,
+        option(
+            CRITERIA,
+            f"{OBJECTIVES}Judged over the last minute by clients' spans, else by the histograms of engines' pages; the "
+            "exit code does not depend on them.",
+        ),
+    ] = None
     listen: Annotated[
         str,
         option(
@@ -184,6 +195,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     check_spans(options, listen=options.listen)
     check_remote_write(options)
     check_bounds(options)
+    check_slo(options.slo)
     if listen_address(options.listen) is None:
         raise ConfigurationError("option.value", "--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)

@@ -117,14 +117,13 @@ async def _watch(
         run_id, path = await stack.enter_async_context(recorded)
         browsers = Browsers(page.stream, f"Sidelight watch {run_id}", run_id=run_id)
         browsers.begin(clock.now_ns(), is_by_clock=True)
-        view = WatchView(path / run_directory.RAW, run_id=run_id, pages=pages, browsers=browsers, shard=options.shard)
         shared = Watch(
             path=path,
             clock=clock,
             options=options,
             pages=pages,
             progress=progress,
-            view=stack.enter_context(view),
+            view=stack.enter_context(_view(options, path, run_id, pages, browsers)),
             page=page,
             browsers=browsers,
             begun_ns=clock.now_ns(),
@@ -151,6 +150,11 @@ async def _watch(
             page_port=urlsplit(url).port or 0,
             ports=shared.receiver.ports,
         )
+
+
+def _view(options: WatchOptions, path: Path, run_id: str, pages: Sequence[str], browsers: Browsers) -> WatchView:
+    raw = path / run_directory.RAW
+    return WatchView(raw, run_id=run_id, pages=pages, browsers=browsers, shard=options.shard, slo=options.slo)
 
 
 def _following(out: Path | None) -> Path | None:

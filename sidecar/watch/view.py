@@ -11,12 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sidelight.correlator.breakdown import SOURCES
 from sidelight.correlator.live.breakdown import EndedRequests
 from sidelight.correlator.live.reasons import DEFECT, REASONS, Break
 from sidelight.correlator.live.requests import SpanRequests
 from sidelight.correlator.live.traces import TracedRequest
-from sidelight.exporter.prometheus.counts import clients_counted, counted, no_clients_counted, nothing_counted
+from sidelight.exporter.prometheus.counts import (
+    clients_counted,
+    counted,
+    no_clients_counted,
+    nothing_counted,
+    without_breakdown,
+)
 from sidelight.exporter.prometheus.snapshot import REFUSED, PartCounts, Snapshot, WatchCounts
 from sidelight.recorded.failures import ErrorCount
 from sidelight.rundir.access import masked
@@ -29,6 +34,7 @@ from sidelight.sidecar.live.lately import WINDOW_S, Lately
 from sidelight.sidecar.live.sending import Browsers
 from sidelight.sidecar.version import VERSION
 from sidelight.sidecar.watch.exports import SPANS, Exports
+from sidelight.sidecar.watch.objectives import watched_objectives
 from sidelight.sidecar.watch.panel import EngineState, WatchState
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ class WatchView:
 
     It keeps the requests of the last minutes, for `state`. `browsers` have begun, and get rows. A poll reads spans for
     `read_s`, after which what is known by then is shown. A `shard` sees too few of an engine's requests
-    for estimates.
+    for estimates. Objectives (`slo`) are judged by the last minute.
     """
 
     def __init__(
@@ -58,8 +64,10 @@ class WatchView:
         browsers: Browsers | None = None,
         read_s: float = READ_S,
         shard: str | None = None,
+        slo: str | None = None,
     ) -> None:
         self._shard = shard
+        self._objectives = watched_objectives(slo)
         self._columns = None if browsers is None else browsers.columns
         self._lately = Lately()
         self._engines = Engines(keep_s=WINDOW_S, waiting_s=WINDOW_S)
@@ -98,13 +106,8 @@ class WatchView:
     @property
     def parts(self) -> PartCounts:
         """Return the counts by part. Requests lost by a defect of Sidelight are among those without a breakdown."""
-        lost = self._requests.defective
-        return replace(
-            self._parts,
-            pending=self._requests.pending + self._requests.estimates.sizes["waiting"],
-            requests={**self._parts.requests, SOURCES[-1]: self._parts.requests[SOURCES[-1]] + lost},
-            missing={**self._parts.missing, DEFECT: lost},
-        )
+        pending = self._requests.pending + self._requests.estimates.sizes["waiting"]
+        return replace(without_breakdown(self._parts, DEFECT, self._requests.defective), pending=pending)
 
     def missed(self, back_ns: int) -> None:
         """Record that there was no receiver until `back_ns`."""
@@ -207,10 +210,19 @@ class WatchView:
         times_ms = group.breakdown.ttft_ms if group else None
         restarted_ns = self._restarts(now_ns).values()
         waiting = self._engines.gauge("requests_waiting", stale_s, now_ns)
+        slo, (finished_per_s, more_per_s) = (
+            self._objectives.judge(self._engines.series, now_ns),
+            self._engines.flow_per_s(),
+        )
+        ttft_ms = {"p50": times_ms.p50 if times_ms else None, "p99": times_ms.p99 if times_ms else None}
+        ttft_ms |= {
+            each.statistic: each.value_ms for each in slo if each.metric == "ttft" and each.statistic in ttft_ms
+        }
         return self._lately.verdict(
             self._engines.observed(),
-            served_per_s=recent.ended_per_s,
-            ttft_ms={"p50": times_ms.p50 if times_ms else None, "p99": times_ms.p99 if times_ms else None},
+            served_per_s=recent.ended_per_s if recent.clients else finished_per_s,
+            more_waiting_per_s=more_per_s,
+            ttft_ms=ttft_ms,
             sent=recent.clients,
             failed=recent.failed,
             **self._lately.failing,
@@ -218,7 +230,8 @@ class WatchView:
             ended=recent.clients > recent.failed,
             restarted_s=(now_ns - max(restarted_ns)) / 1e9 if restarted_ns else None,
             waiting=self._engines.waiting_lately(waiting, now_ns),
-            objectives=None,
+            objectives=slo,
+            when=self._objectives.when,
         )
 
     def _restarts(self, now_ns: int) -> Mapping[str, int]:
@@ -247,7 +260,7 @@ class WatchView:
             run_id=self._run_id,
             phase="watch",
             labels={} if self._shard is None else {"shard": self._shard},
-            client=self._client,
+            client=replace(self._client, slo=self._objectives.latest),
             engines=self._engines.counts(),
             parts=self.parts,
             verdict=self._verdict,
@@ -321,6 +334,7 @@ class WatchView:
         clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]
         if clients:
             self._lately.count_clients(len(clients), sum(span.failed for span, _ in clients), now_ns)
+            self._objectives.count(clients, now_ns)
             self._client = clients_counted(self._client, clients, now_ns)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -134,6 +134,12 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True):
     objectives: Annotated[list[ObjectiveResult], doc("The objectives one by one.")]
 
 
+def all_met(objectives: Sequence[ObjectiveResult]) -> bool | None:
+    """Return whether all objectives were met; None when that is not known of one, and none was missed."""
+    met = [objective.met for objective in objectives]
+    return False if False in met else None if None in met else True
+
+
 def goodput(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> Goodput:
     """Return masks of the requests that met all latency objectives, and of undetermined ones.
 
@@ -218,10 +224,9 @@ class SloTally:
             self._of_latency(objective) if objective.of_latency else self._of_run(objective, rates)
             for objective in self.slo.objectives
         ]
-        met = [result.met for result in results]
         return SloResult(
             text=self.slo.text,
-            met=False if False in met else None if None in met else True,
+            met=all_met(results),
             good_requests=self.good,
             undetermined_requests=self.undetermined,
             objectives=results,

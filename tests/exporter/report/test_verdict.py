@@ -183,8 +183,9 @@ SEEN = Observations(
 )
 QUIET = Current(
     served_per_s=4.0, offered_per_s=4.1, ttft_ms={"p50": 180.0, "p99": 1234.0}, sent=100, failed=0, silent={},
-    ended=True, waiting=[0.0, 0.0], observed=SEEN, queue=None, objectives=(),
+    ended=True, waiting=[0.0, 0.0], observed=SEEN, queue=None,
 )  # fmt: skip
+FEW_MET = (msgspec.structs.replace(OBJECTIVE, requests=19),)
 ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
 
 
@@ -192,7 +193,7 @@ ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
     ("now", "state", "cause", "words"),
     [
         ({}, "not_judged", "queue", "Raise that limit (--max-num-seqs)"),
-        ({"objectives": ALL_MET}, "healthy", "queue", "every objective is met"),
+        ({"objectives": ALL_MET}, "healthy", "queue", "every objective was met"),
         ({"objectives": slo(False).objectives}, "missed", "queue", "ttft_p99<500ms"),
         ({"served_per_s": 2.0, "waiting": [1.0, 9.0]}, "overloaded", "queue", "send less than 2 requests/s"),
         ({"served_per_s": 2.0, "waiting": [9.0, 1.0]}, "not_judged", "queue", "no objective"),
@@ -201,7 +202,12 @@ ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
         ({"silent": {"http://e": "since 14:02:31 UTC: timeout"}}, "not_judged", "queue", "no objective"),
         ({"failed": 3}, "failing", "server", "3 of 100"),
         ({"observed": None}, "not_judged", "none", "too few requests"),
-        ({"observed": None, "unseen": 160, "objectives": None}, "not_judged", "none", "160 engine requests"),
+        ({"observed": None, "objectives": ALL_MET}, "healthy", "none", "every objective was met"),
+        ({"observed": None, "objectives": FEW_MET}, "not_judged", "none", "too few requests"),
+        ({"objectives": slo(None).objectives}, "not_judged", "queue", "nothing was measured"),
+        ({"offered_per_s": None, "more_waiting_per_s": 2.0, "waiting": [1.0, 9.0]}, "overloaded", "queue", "than 4"),
+        ({"offered_per_s": None, "more_waiting_per_s": 0.9, "waiting": [1.0, 9.0]}, "not_judged", "queue", "no obj"),
+        ({"observed": None, "unseen": 160}, "not_judged", "none", "160 engine requests"),
         ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),
     ],
 )
