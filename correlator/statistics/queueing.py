@@ -19,7 +19,9 @@ from sidelight.rundir.stats import Missing, finite, known
 from sidelight.scraper.series.table import EndpointSeries
 from sidelight.scraper.window.window import Window
 
-NEAR_MOST = 0.9
+# How much of the most that an engine ran counts as every place taken. SGLang's gauge is one short as it begins a
+# prefill, whose request is not yet in the batch that it counts: at few places a whole one is allowed for.
+NEAR_MOST, LEAST_NEAR = 0.9, 0.75
 NEVER_WAITED = "no scrape in the window shows a waiting request"
 
 
@@ -30,7 +32,8 @@ class WhileWaiting(Struct, frozen=True, kw_only=True):
     running_p50: Annotated[Amount | None, doc("Median of the requests running in an engine then.", "requests")] = None
     running_most: Annotated[Amount | None, doc("The most that an engine was seen to run.", "requests")] = None
     at_most_ratio: Annotated[
-        Ratio | None, doc("Share of those scrapes in which an engine ran at least 90 % of its most.", NO_UNIT)
+        Ratio | None,
+        doc("Share of those scrapes in which an engine ran at least 90 % of its most (of 4 to 9, all but 1).", NO_UNIT),
     ] = None
     kv_cache_p50: Annotated[Amount | None, doc("Median of the KV cache usage then.", NO_UNIT)] = None
     kv_cache_max: Annotated[Amount | None, doc("Its maximum then.", NO_UNIT)] = None
@@ -61,7 +64,8 @@ def while_waiting_of(samples: Iterable[tuple[Floats, Floats, Floats]]) -> WhileW
         known_running = known(ran)
         most.append(known_running)
         running.append(ran[rows])
-        near_most.append((ran >= NEAR_MOST * known_running.max(initial=0.0))[rows & np.isfinite(ran)])
+        is_near = ran >= _near(known_running.max(initial=0.0))
+        near_most.append(is_near[rows & np.isfinite(ran)].astype(np.float64))
         kv_cache.append(cached[rows])
     if not sum(map(len, running)):
         return WhileWaiting(missing=NEVER_WAITED)
@@ -73,6 +77,11 @@ def while_waiting_of(samples: Iterable[tuple[Floats, Floats, Floats]]) -> WhileW
         kv_cache_p50=_statistic(np.median, kv_cache),
         kv_cache_max=_statistic(np.max, kv_cache),
     )
+
+
+def _near(most: float) -> float:
+    """Return from how many running requests on every place of an engine counts as taken."""
+    return max(LEAST_NEAR * most, min(NEAR_MOST * most, most - 1.0))
 
 
 def _amounts(samples: EngineSamples | Missing, size: int) -> Floats:

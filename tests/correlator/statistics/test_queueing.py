@@ -31,6 +31,14 @@ def test_each_engine_is_compared_with_its_own_most():
     assert (3, 4.0, 1.0) == (state.scrapes, state.running_most, state.at_most_ratio)
 
 
+def test_a_gauge_that_is_one_short_as_a_prefill_begins_shows_a_full_engine():
+    """SGLang's, of a few places: 7 of 8 are near the most, 6 are not; of two or three only all are."""
+    shown = engine([1, 2, 3, 4], waiting=[3, 3, 3, 3], running=[8, 7, 7, 6], kv=[0.2] * 4)
+    three = engine([1, 2, 3, 4], waiting=[3, 3, 3, 3], running=[3, 2, 2, 2], kv=[0.2] * 4)
+
+    assert [3 / 4, 1 / 4] == [while_waiting([each], WINDOW).at_most_ratio for each in (shown, three)]
+
+
 def test_an_engine_without_a_gauge_of_its_cache_leaves_that_unknown():
     state = while_waiting([engine([1, 2], waiting=[1, 1], running=[1, 1])], WINDOW)
 
