@@ -59,7 +59,7 @@ class Observations:
     """Observations that advice on a wait follows from: of a run, or of the last minutes of one that goes on.
 
     `shares` are those of the parts of slow requests' TTFT where that is known, else of the mean; `prefill` is advice on
-    prefill, None without evidence.
+    prefill, None without evidence; `wait_ms` is the mean wait by the number of waiting requests, None where not known.
     """
 
     breakdown: Breakdown
@@ -70,6 +70,7 @@ class Observations:
     pages: Sequence[GatewayPage] = ()
     gateways: Sequence[GatewaySummary] = ()
     prefill: Advice | None = None
+    wait_ms: float | None = None
 
     @property
     def large(self) -> list[str]:
@@ -105,7 +106,15 @@ def observed(summary: Summary) -> Observations:
         pages=server.gateways or (),
         gateways=correlation.gateways,
         prefill=_prefill(summary),
+        wait_ms=_wait_ms(summary),
     )
+
+
+def _wait_ms(summary: Summary) -> float | None:
+    """Return a request's mean wait in the engine by Little's law: the mean number of waiting ones over their rate."""
+    waiting, sent = summary.server.requests_waiting, summary.client.requests.sent
+    mean = UNSET if waiting is UNSET else waiting.stats.mean
+    return 1e3 * mean * summary.window.duration_s / sent if sent and mean is not UNSET and not summary.watch else None
 
 
 def advised(summary: Summary) -> Advice:
@@ -243,6 +252,21 @@ def advice_on_queue(waited: WhileWaiting, limits: EngineLimits, preemptions: flo
     return None
 
 
+def _merged_queue(seen: Observations) -> Advice | None:
+    """Return advice on a queue that no source separates, as llama.cpp's: by the number of requests that waited."""
+    other_ms, wait_ms, waited = seen.breakdown.other_ms.mean, seen.wait_ms, seen.waited
+    if seen.breakdown.queue_ms.mean is not None or other_ms is None or wait_ms is None or wait_ms < other_ms / 2:
+        return None
+    wait = spoken(min(wait_ms, other_ms))
+    waits = f"By the number that waited in each scrape, requests waited {wait} in the mean in the engine"
+    if waited.scrapes < LEAST_SCRAPES or (waited.at_most_ratio or 0.0) < AT_MOST:
+        return Advice(seen=waits, cure=UNEXPLAINED["queue"])
+    return Advice(
+        seen=f"{waits}, which then ran {waited.running_most:g} at once, the most in this run",
+        cure=f"raise its limit on running requests{_named(seen.limits.running)} if memory allows, or add a replica",
+    )
+
+
 def _prefill(summary: Summary) -> Advice | None:
     """Return advice on prefill: prompts that share a prefix and were not cached, or that are long."""
     server, correlation = summary.server, summary.correlation
@@ -338,7 +362,7 @@ def _inside(seen: Observations) -> Advice | None:
             cure=f"shorten its steps: smaller prefill chunks, fewer running requests{_named(seen.limits.running)}",
         )
     if (frontend.share_of_ttft or 0.0) < LARGE:
-        return None
+        return _merged_queue(seen)
     return Advice(
         seen=(
             f"The engine's API server took {spoken(frontend.mean)} in the mean: it tokenises, waits for the running "

@@ -216,6 +216,34 @@ def test_without_evidence_the_action_claims_no_cause(summary: Summary, action: s
     assert Advice(seen="", cure=action) == advised(summary)
 
 
+NO_QUEUE = {
+    "queue_ms": replace(summaries.correlated().breakdown.queue_ms, mean=None, share_of_ttft=None),
+    "other_ms": known("other_ms", 800.0, 0.9),
+}
+NO_CACHE = replace(SEATS, kv_cache_p50=None, kv_cache_max=None)
+
+
+@pytest.mark.parametrize(
+    ("mean_waiting", "waiting", "seen", "cure"),
+    [
+        (7.0, NO_CACHE, "waited 700 ms in the mean in the engine, which then ran 8", "raise its limit on running"),
+        (9.0, NO_CACHE, "waited 800 ms in the mean in the engine, which then ran 8", "raise its limit on running"),
+        (7.0, replace(NO_CACHE, at_most_ratio=0.3), "waited 700 ms in the mean in the engine", UNEXPLAINED["queue"]),
+        (3.0, NO_CACHE, "", UNEXPLAINED["other"]),
+    ],
+    ids=["places", "more than the part", "places were free", "too short a wait"],
+)
+def test_a_queue_that_no_source_separates_is_known_by_the_number_that_waited(
+    mean_waiting: float, waiting: WhileWaiting, seen: str, cure: str
+):
+    """As llama.cpp's: 100 requests in 10 s, of which 7 waited at a time, waited 0.7 s each (Little's law)."""
+    server = engine(requests_waiting=summaries.gauge(count=40, mean=mean_waiting))
+    advice = advised(made_of("other", waiting=waiting, breakdown=NO_QUEUE, server=server))
+    assert seen in advice.seen
+    assert bool(seen) == bool(advice.seen)
+    assert cure in advice.cure
+
+
 def test_numbers_that_mean_nothing_are_measured_again_first():
     """Before any change of the system: the load generator was held up, records are lost, or nothing succeeded. What
     the engine's page said stands, however late the load generator was.
