@@ -21,6 +21,7 @@ from sidelight.exporter.prometheus.snapshot import (
     bucketize,
 )
 from sidelight.exporter.prometheus.table import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
+from sidelight.exporter.summary.verdict import RunVerdict
 from sidelight.loadgen.requests.metrics import request_metrics
 from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.loadgen.requests.slo.results import SloResult, SloTally
@@ -64,6 +65,11 @@ def engine(step: int) -> EngineCounts:
     )
 
 
+VERDICT = RunVerdict(
+    state="healthy", cause="prefill", headline="Healthy.", figures=[], parts=[], why="No wait.", do="Nothing."
+)
+
+
 def snapshot(step: int) -> Snapshot:
     """Return a snapshot in which everything is known, `step` seconds into a run of 5 requests a second."""
     return Snapshot(
@@ -72,7 +78,7 @@ def snapshot(step: int) -> Snapshot:
         phase="measure",
         about={"model": "sim-llama", "workload": "synthetic-uniform", "engine": "vllm", "version": "0.32.0"},
         verdicts={"load": True, "generator": True},
-        verdict=("healthy", "prefill"),
+        verdict=VERDICT,
         client=ClientCounts(
             requests={"ok": 5 * step, "failed": step, "refused": 0, "cancelled": 0},
             scheduled=7 * step,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sidelight.rundir.columns import Ints, Texts
 
 if TYPE_CHECKING:
+    from sidelight.exporter.summary.verdict import RunVerdict
     from sidelight.loadgen.requests.slo.results import SloResult
 
 # No bound is more than 1.1 times the one before, from 1 ms to 10 minutes: a quantile that Prometheus interpolates is at
@@ -37,6 +38,7 @@ LATENESS_BOUNDS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0,
 )
 # fmt: on
+SAID_S = 30.0
 OTHER_SIGNALS = ("logs", "metrics")  # that a receiver takes beside spans
 # The counts of a receiver that are of exports (bad_spans, off_clock: spans) not used.
 REFUSED = (
@@ -216,7 +218,7 @@ class WatchCounts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything the page shows, at one moment. `about` says what is measured; `labels` are those of every series;
-    `verdicts` are those of a run that has ended, by what is judged; `verdict` is the state now and its cause.
+    `verdicts` are those of a run that has ended, by what is judged; `verdict` is the one now, as it is `said`.
     """
 
     version: str
@@ -229,8 +231,26 @@ class Snapshot:
     watch: WatchCounts | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     verdicts: Mapping[str, bool] = field(default_factory=dict)
-    verdict: tuple[str, str] | None = None
+    verdict: RunVerdict | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class SaidVerdict(NamedTuple):
+    """Verdict on the page, and since when it stands there."""
+
+    verdict: RunVerdict
+    at_ns: int
+
+
+def said(before: SaidVerdict | None, verdict: RunVerdict, at_ns: int) -> SaidVerdict:
+    """Return the verdict for the page: for SAID_S the one before, of the same state and cause.
+
+    Its sentences are values of labels, of which each new figure would make another series.
+    """
+    if before is None or at_ns >= before.at_ns + round(1e9 * SAID_S):
+        return SaidVerdict(verdict, at_ns)
+    is_same = (before.verdict.state, before.verdict.cause) == (verdict.state, verdict.cause)
+    return before if is_same else SaidVerdict(verdict, at_ns)
 
 
 def bucketize(values_s: NDArray[np.float64] | Sequence[float], bounds_s: Sequence[float]) -> Cumulative:

@@ -182,7 +182,11 @@ _ABOUT = (
         "verdicts"),
     MetricRow("verdict", "gauge", "", ("state", "cause"),
         "The verdict now, of the last minutes; of a run that has ended, its report's: 1. docs/reference/metrics/run.md",
-        lambda snapshot: {} if snapshot.verdict is None else {snapshot.verdict: 1.0}),
+        lambda snapshot: {(each.state, each.cause): 1.0 for each in [snapshot.verdict] if each}),
+    MetricRow("advice", "info", "", ("headline", "why", "do"),
+        "The sentences of that verdict, with their figures: one series, renewed with state or cause, else each 30 s.",
+        lambda snapshot: [{"headline": each.headline, "why": each.why, "do": each.do}
+                          for each in [snapshot.verdict] if each]),
 )
 _CLIENT = (
     MetricRow("client_requests", "counter", "", ("status",), "Requests that ended, by status.", "requests"),

@@ -12,6 +12,7 @@ from sidelight.correlator.statistics.queueing import WhileWaiting
 from sidelight.exporter.summary.breakdown import Breakdown, is_certain, json_name
 from sidelight.exporter.summary.gateways import GatewaySummary
 from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.printable.numbers import cell, percent, spoken
 from sidelight.scraper.engines.catalogue import EngineLimits, catalogue
@@ -198,7 +199,12 @@ def _without_evidence(summary: Summary) -> str:
         return UNEXPLAINED[waits[0]]
     if slo is None:
         return "nothing, if these times are good enough (--slo says what is)"
-    if large and any(objective.metric == "ttft" for objective in slo.objectives if not objective.met):
+    return of_missed(large, slo.objectives)
+
+
+def of_missed(large: Sequence[str], objectives: Sequence[ObjectiveResult]) -> str:
+    """Return advice on missed objectives where no wait stands out."""
+    if large and any(objective.metric == "ttft" for objective in objectives if not objective.met):
         return MORE_PREFILL
     return "look at what the objective that was not met is about: in the TTFT no wait stands out"
 

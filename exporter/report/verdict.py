@@ -7,6 +7,7 @@ failures, records, the load generator, the load and the objectives, in this orde
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -23,6 +24,7 @@ from sidelight.exporter.report.advice import (
     cure_of_failures,
     generator_held_up,
     observed,
+    of_missed,
 )
 from sidelight.exporter.report.alerts import FAILING_IN_PART, damage_of, failed_line, is_failing, loss_lines, restarted
 from sidelight.exporter.report.load import overload
@@ -55,6 +57,12 @@ TONES: dict[State, str] = {
     "healthy": "met strong", "not_judged": "strong", "missed": "alarm strong", "untrusted": "warning strong",
     "overloaded": "alarm strong", "failing": "alarm strong",
 }  # fmt: skip
+# What to do now where the parts of the TTFT are not known.
+WITHOUT_PARTS = defaultdict(
+    lambda: "wait for more requests",
+    missed="have clients and engines send their spans, to see where the time goes",
+    overloaded="add a replica",
+)
 Described = tuple[Part, TtftPart | E2ePart, float]  # a part, its statistics, and its share of the mean
 _MET = {True: "met", False: "MISSED", None: "not known"}
 
@@ -397,14 +405,14 @@ def current_verdict(now: Current) -> RunVerdict:
     elif seen is not None and described and is_known:
         subject = f"mean TTFT of the last {count_of(seen.breakdown.ttft_ms.count, 'request')}"
         why = _spent(subject, seen.breakdown, described, is_ttft=True, large=large)
-        do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), "nothing: no wait stands out")
+        cures = {"missed": of_missed(large, now.objectives), "overloaded": "add a replica"}
+        otherwise = cures.get(judged.state, "nothing: no wait stands out")
+        do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), otherwise)
     elif now.queue is not None:
         why, do = now.queue.seen, now.queue.cure
     else:
-        why, do = (
-            f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately",
-            "wait for more requests",
-        )
+        why = f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately"
+        do = WITHOUT_PARTS[judged.state]
     if judged.state == "overloaded" and now.served_per_s:
         do += f"; or send less than {cell(now.served_per_s)} requests/s"
     begun_anew = "" if now.restarted_s is None else f" The engine restarted {now.restarted_s:.0f} s ago."
@@ -452,7 +460,8 @@ def _load_now(now: Current, large: Sequence[str], *, is_known: bool) -> JudgedSt
     half = len(waiting) // 2
     grows = bool(half) and max(waiting[half:]) > max(waiting[:half], default=0.0) and waiting[-1] > 0
     if served is not None and offered is not None and served < OVERLOADED * offered and grows:
-        return JudgedState("overloaded", "Overloaded: more requests come than are served, and ever more wait.")
+        cause: Subject | None = None if is_known else "queue"
+        return JudgedState("overloaded", "Overloaded: more requests come than are served, and ever more wait.", cause)
     judged = _of_objectives(now.objectives, f" {now.when}")
     enough = is_known or any(each.requests >= FEW_REQUESTS for each in now.objectives)
     if judged is not None and (enough or judged.state != "healthy"):

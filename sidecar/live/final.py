@@ -84,7 +84,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         parts=counts,
         engines=engines,
         verdicts=verdicts(summary),
-        verdict=(verdict.state, verdict.cause),
+        verdict=verdict,
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sidelight.exporter.prometheus.snapshot import GeneratorCounts, Snapshot
+from sidelight.exporter.prometheus.snapshot import GeneratorCounts, SaidVerdict, Snapshot, said
 from sidelight.loadgen.requests.slo.objectives import Slo
 from sidelight.loadgen.requests.slo.results import SloResult
 from sidelight.loadgen.requests.table.fold import InFlightRequest
@@ -90,6 +90,7 @@ class LiveRun:
         self._parts: LiveParts | None = None
         title, url = f"Sidelight run {run_id}", described.trace_url
         self._browsers = Browsers(stream, title, run_id=run_id, trace_url=url) if stream else None
+        self._said: SaidVerdict | None = None
         self._shown = False  # somebody wants snapshots
         self.shows_parts = False  # somebody wants the parts of the TTFT in views
         self._flow = Flow()
@@ -190,7 +191,9 @@ class LiveRun:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._load.workers.values()}
         version = self.engine_version
-        elapsed_s, verdict = self._load.measured_s, self._verdict()
+        elapsed_s = self._load.measured_s
+        if verdict := self._verdict():
+            self._said = said(self._said, verdict, self._clock.now_ns())
         load_s = self._load.load_s or elapsed_s
         client = tally.client_counts(
             in_flight=self._load.in_flight,
@@ -220,7 +223,7 @@ class LiveRun:
             ),
             about={**self._described.about, **about_engine(list(self._engines.views.values()), version)},
             labels={"run_id": self._run_id, **self._described.tags},
-            verdict=None if verdict is None else (verdict.state, verdict.cause),
+            verdict=self._said and self._said.verdict,
         )
 
     def _verdict(self) -> RunVerdict | None:

@@ -22,7 +22,7 @@ from sidelight.exporter.prometheus.counts import (
     nothing_counted,
     without_breakdown,
 )
-from sidelight.exporter.prometheus.snapshot import REFUSED, PartCounts, Snapshot, WatchCounts
+from sidelight.exporter.prometheus.snapshot import REFUSED, PartCounts, SaidVerdict, Snapshot, WatchCounts, said
 from sidelight.recorded.failures import ErrorCount
 from sidelight.rundir.access import masked
 from sidelight.rundir.columns import take
@@ -82,7 +82,7 @@ class WatchView:
         self._client = no_clients_counted()
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
         self._half_known: dict[str, bool] = {}  # gateways that do not say their first output, and whether that was said
-        self._verdict: tuple[str, str] | None = None
+        self._said: SaidVerdict | None = None
         self._judged_ns, self._news = -round(VERDICT_S * 1e9), ""
         self._breaks: Mapping[Break, str] = {}
         self._said_breaks: set[Break] = set()
@@ -244,9 +244,9 @@ class WatchView:
         """Renew the verdict of the page, at most each VERDICT_S."""
         if now_ns >= self._judged_ns + round(VERDICT_S * 1e9):
             verdict, self._judged_ns = self.verdict(now_ns, stale_s=stale_s), now_ns
-            if verdict.state != (self._verdict or ("not_judged",))[0]:
+            if verdict.state != (self._said.verdict.state if self._said else "not_judged"):
                 self._news = f"{verdict.headline} Why: {verdict.why} Do this: {verdict.do}"
-            self._verdict = verdict.state, verdict.cause
+            self._said = said(self._said, verdict, now_ns)
 
     def fresh_verdict(self) -> str:
         """Return the verdict in a line if its state is another than before, once; else ""."""
@@ -263,7 +263,7 @@ class WatchView:
             client=replace(self._client, slo=self._objectives.latest),
             engines=self._engines.counts(),
             parts=self.parts,
-            verdict=self._verdict,
+            verdict=self._said and self._said.verdict,
             watch=WatchCounts(
                 receiver=self.receiver_counts,
                 forward_queue=self._exports.queue(),

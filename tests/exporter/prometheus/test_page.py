@@ -72,6 +72,7 @@ CONTRACT = {
     "sidelight_run_info": {"run_id", "phase", "model", "workload", "engine", "version"},
     "sidelight_run_verdict": {"of"},
     "sidelight_verdict": {"state", "cause"},
+    "sidelight_advice_info": {"headline", "why", "do"},
     "sidelight_client_rate_per_second": {"of"},
     "sidelight_class_requests_total": {"class"},
     "sidelight_class_quantile_seconds": {"class", "of", "quantile"},

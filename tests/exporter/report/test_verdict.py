@@ -206,6 +206,8 @@ ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
         ({"observed": None, "objectives": FEW_MET}, "not_judged", "none", "too few requests"),
         ({"objectives": slo(None).objectives}, "not_judged", "queue", "nothing was measured"),
         ({"offered_per_s": None, "more_waiting_per_s": 2.0, "waiting": [1.0, 9.0]}, "overloaded", "queue", "than 4"),
+        ({"observed": None, "served_per_s": 2.0, "waiting": [1.0, 9.0]}, "overloaded", "queue", "Add a replica"),
+        ({"observed": None, "objectives": slo(False).objectives}, "missed", "none", "spans"),
         ({"offered_per_s": None, "more_waiting_per_s": 0.9, "waiting": [1.0, 9.0]}, "not_judged", "queue", "no obj"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "160 engine requests"),
         ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),

@@ -58,7 +58,7 @@ def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
         for level, value in (("0.5", ttft_ms.p50), ("0.99", ttft_ms.p99))
     }
     verdict = verdict_of(summary)
-    assert last.verdict == (verdict.state, verdict.cause)
+    assert last.verdict == verdict
     page = as_parts(summary, recorded(derived.run, derived.parts))["sections"]
     text = unescape(re.sub("<[^>]*>", "", page)).replace("\N{NO-BREAK SPACE}", " ")
     assert verdict.headline in text
@@ -102,7 +102,10 @@ def test_objectives_end_as_the_report_has_them(tmp_path: Path):
     slo, page = derived.summary.client.slo, LivePage()
     page.update(final(LATEST, derived.run, derived.parts, derived.summary))
     assert slo is not None
-    samples = dict(line.split(" ") for line in page.render().decode().splitlines() if not line.startswith("#"))
+    samples = {
+        key: value
+        for key, _, value in (line.rpartition(" ") for line in page.render().decode().splitlines() if line[0] != "#")
+    }
     for each in slo.objectives:
         value = each.value if each.value_ms is None else each.value_ms * 1e-3
         shown = (float(samples[f'sidelight_slo_{name}{{objective="{each.name}"}}']) for name in ("value", "met"))

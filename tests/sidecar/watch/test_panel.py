@@ -11,12 +11,15 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from rich.console import Console
 from sent_spans import NOON, S, call, engine, export, gateway
 from series import WAITING, gauge, scraped
+from snapshots import VERDICT
 
 from sidelight.exporter.prometheus.page import LivePage
+from sidelight.exporter.prometheus.snapshot import said
 from sidelight.scraper.series.log import FailureRecord, ScrapeLog
 from sidelight.scraper.spans.log import SpanLog
 from sidelight.sidecar.live.lately import WINDOW_S
@@ -132,7 +135,18 @@ def test_another_state_is_news_once(tmp_path: Path):
         shown = view.snapshot(restarts=0).verdict
     assert [True, False, True, False] == [bool(text) for text in news]
     assert news[2].startswith("Failing since")
-    assert shown == ("failing", "server")
+    assert shown is not None
+    assert (shown.state, shown.cause) == ("failing", "server")
+
+
+def test_the_sentences_of_the_page_stay_for_half_a_minute():
+    """Each is a series of its own; another state or cause has its own at once."""
+    texts, said_now = [], None
+    for second, state, text in ((0, "failing", "a"), (29, "failing", "b"), (31, "failing", "c"), (32, "missed", "d")):
+        verdict = replace_struct(VERDICT, state=state, headline=text)
+        said_now = said(said_now, verdict, NOON + second * S)
+        texts.append(said_now.verdict.headline)
+    assert ["a", "a", "c", "d"] == texts
 
 
 def test_no_part_is_the_largest_while_requests_only_fail(tmp_path: Path):
