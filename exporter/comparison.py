@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UnsetType
 
@@ -18,11 +18,22 @@ from sidelight.exporter.report.load import served_in_load, sustained
 from sidelight.exporter.report.method import generator_verdict, slowed_engine
 from sidelight.exporter.report.tables.client import time_labels
 from sidelight.exporter.report.tables.server import GAUGE_ROWS, gauge_cell
-from sidelight.exporter.report.verdict import TONES, verdict_blocks, verdict_of
+from sidelight.exporter.report.verdict import LEVELS, TONES, verdict_blocks, verdict_of
 from sidelight.exporter.summary.breakdown import json_name
 from sidelight.exporter.summary.result import Summary
 from sidelight.exporter.summary.tail import LEAST_FOR_P99
-from sidelight.rundir.printable.numbers import cell, setting, spoken
+from sidelight.exporter.summary.verdict import (
+    MeanParts,
+    PartShare,
+    RunVerdict,
+    SidesFigure,
+    StudyState,
+    StudyVerdict,
+    Subject,
+)
+from sidelight.loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
+from sidelight.rundir.printable.numbers import cell, setting, spoken, spoken_together
+from sidelight.rundir.printable.text import as_sentence
 from sidelight.rundir.stats import Statistics
 from sidelight.scraper.window.quantities import Gauge
 
@@ -56,46 +67,157 @@ def comparison(runs: Sequence[Compared]) -> Iterator[Block]:
 
 
 def verdict_on(runs: Sequence[Compared]) -> Iterator[Block]:
-    """Yield the difference of the last run from the first; then the state, figures and parts of each."""
-    (first, last), verdicts = (runs[0], runs[-1]), [verdict_of(run.summary) for run in runs]
-    states = list(zip(runs, verdicts, strict=True))
-    bad = [f"{run.label} {NOT_COMPARABLE[each.state]}" for run, each in states if each.state in NOT_COMPARABLE]
-    if bad:
-        yield Prose(f"Not comparable: {', '.join(bad)}.", "alarm strong headline")
-        cures = [f"{run.label}: {each.do}" for run, each in states if each.state in NOT_COMPARABLE]
-        yield Prose(f"Do this, for {' '.join(cures)}", "strong")
-    else:
-        yield from _difference(first, last)
-    yield BLANK
-    for run, verdict in zip(runs, verdicts, strict=True):
-        _, *others = verdict_blocks(verdict)
+    """Yield the verdict on the last run beside the first, then the state of each."""
+    states = [(run, verdict_of(run.summary)) for run in runs]
+    yield from verdict_blocks(_verdict(runs, states))
+    for run, verdict in states:
         yield Prose(f"{run.label}: {verdict.headline}", TONES[verdict.state])
-        yield from (block for block in others if not isinstance(block, Prose))
-        yield BLANK
+    yield BLANK
 
 
-def _difference(first: Compared, last: Compared) -> Iterator[Prose]:
-    """Yield the difference of the TTFT, its largest part, and advice."""
-    sides = [run.summary.client.ttft_ms for run in (first, last)]
-    level = "p99" if min(side.count for side in sides) >= LEAST_FOR_P99 else "p50"
-    before, after = (getattr(side, level) for side in sides)
-    if not before or not after:
-        yield Prose("Not comparable: a run has no TTFT.", "strong headline")
-        return
-    how, ratio = ("slower", after / before) if after >= before else ("faster", before / after)
-    moved = f"{ratio:.1f} times {how} than" if ratio >= TWICE else f"{100 * abs(after / before - 1):.0f} % {how} than"
-    times = f"{spoken(after, before)} and {spoken(before, after)}"
-    yield Prose(f"{last.label} is {moved} {first.label} at {level} of the TTFT: {times}.", "strong headline")
-    parts = [run.summary.correlation.breakdown for run in (first, last)]
-    changes = {
-        part.name: means[1] - means[0]
-        for part in TTFT_PARTS
-        if None not in (means := [getattr(each, json_name(part)).mean for each in parts])
+def _verdict(runs: Sequence[Compared], states: Sequence[tuple[Compared, RunVerdict]]) -> StudyVerdict:
+    """Return the verdict on single runs: how far they differ, which may be chance."""
+    sides = [_side(run, verdict) for run, verdict in states]
+    first, last = sides[0], sides[-1]
+    bad = [f"{run.label} {NOT_COMPARABLE[each.state]}" for run, each in states if each.state in NOT_COMPARABLE]
+    least = min(run.summary.client.ttft_ms.count for run in (runs[0], runs[-1]))
+    level = "p99" if least >= LEAST_FOR_P99 else "p50"
+    before_ms, after_ms = first.ttft_ms[level], last.ttft_ms[level]
+    state: StudyState = "undecided"
+    do = CAUTION
+    if bad:
+        headline = f"Not comparable: {', '.join(bad)}."
+        do = " ".join(f"For {run.label}: {each.do}" for run, each in states if each.state in NOT_COMPARABLE)
+    elif not before_ms or not after_ms:
+        headline = "Not comparable: a run has no TTFT."
+    else:
+        state = "slower" if after_ms >= before_ms else "faster"
+        times = " and ".join(spoken_together(after_ms, before_ms))
+        how = f"{moved(after_ms / before_ms)} {state}"
+        headline = f"{last.name} is {how} than {first.name} at {level} of the TTFT: {times}."
+    return comparison_verdict(sides, state, headline, do)
+
+
+def _side(run: Compared, verdict: RunVerdict) -> Side:
+    client = run.summary.client
+    mean_ms = sum(part.mean_ms for part in verdict.parts)
+    return Side(
+        name=run.label,
+        served_per_s=next((figure.value for figure in verdict.figures if figure.name == "served"), None),
+        ttft_ms={level: getattr(client.ttft_ms, level) for level in LEVELS},
+        failed=client.requests.failed + client.requests.refused,
+        sent=client.requests.sent,
+        parts=verdict.parts if client.ttft_ms.mean is not None else (),
+        mean_ms=mean_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the compared sides: its figures, and the parts of its mean TTFT. Empty or None is what is not known."""
+
+    name: str
+    served_per_s: float | None
+    ttft_ms: Mapping[str, float | None]
+    failed: int
+    sent: int
+    parts: Sequence[PartShare]
+    mean_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Ratio of the other side's figure to the first one's; its interval where known."""
+
+    value: float | None
+    ci95: tuple[float, float] | None = None
+
+
+def moved(ratio: float) -> str:
+    """Return a ratio as how many times or percent more or less it is."""
+    times = max(ratio, 1 / ratio)
+    return f"{times:.1f} times" if times >= TWICE else f"{100 * abs(ratio - 1):.0f} %"
+
+
+def comparison_verdict(
+    sides: Sequence[Side],
+    state: StudyState,
+    headline: str,
+    do: str,
+    ratios: Mapping[str, Ratio] | None = None,
+    *,
+    error_ms: float = 0.0,
+) -> StudyVerdict:
+    """Return the verdict on the last side beside the first, with a bar for each.
+
+    error_ms  of the load generator: a change of the mean counts from ten times that on
+    """
+    first, last = sides[0], sides[-1]
+    known = all(side.parts for side in (first, last))
+    before, after = ({part.part: part.mean_ms for part in side.parts} for side in (first, last))
+    changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in dict.fromkeys((*before, *after))}
+    whole = sum(changes.values())
+    cause: Subject = "none"
+    if not known:
+        why = "Which part of the TTFT makes the difference is not known: a side has no breakdown."
+    elif error_ms > UNUSABLE_RATIO * abs(whole):
+        why = f"The mean TTFT changed by {_change(whole)}, less than the load generator's own error can make."
+    else:
+        cause = max(changes, key=lambda part: abs(changes[part]))
+        part, times = LABELS_OF[cause], spoken_together(before.get(cause, 0.0), after.get(cause, 0.0))
+        why = f"The mean TTFT changed by {_change(whole)}, of which {part} is {_change(changes[cause])} "
+        why += f"({' -> '.join(times)})."
+    return StudyVerdict(
+        state=state,
+        cause=cause,
+        headline=headline,
+        figures=list(_figures(first, last, ratios or {})),
+        bars=[
+            MeanParts(label=f"{side.name}: mean TTFT {spoken(side.mean_ms)}", mean_ms=side.mean_ms, parts=[*side.parts])
+            for side in sides
+            if side.parts
+        ],
+        why=why,
+        do=as_sentence(do),
+    )
+
+
+def _change(value_ms: float) -> str:
+    return f"{value_ms:+,.0f} ms" if abs(value_ms) >= 100 else f"{value_ms:+.3g} ms"
+
+
+def _figures(first: Side, last: Side, ratios: Mapping[str, Ratio]) -> Iterator[SidesFigure]:
+    """Yield the figures of both sides, each with the ratio and its interval."""
+    pairs = {
+        "served": (first.served_per_s, last.served_per_s),
+        **{f"ttft_{level}": (first.ttft_ms[level], last.ttft_ms[level]) for level in LEVELS},
     }
-    if whole := sum(changes.values()):
-        name, change = max(changes.items(), key=lambda pair: abs(pair[1]))
-        yield Prose(f"Why: Of the change of the mean TTFT, {whole:+,.1f} ms, {LABELS_OF[name]} is {change:+,.1f} ms.")
-    yield Prose(f"Do this: {CAUTION}", "strong")
+    for name, (base, value) in pairs.items():
+        texts = [cell(base), f"{cell(value)} requests/s"] if name == "served" else spoken_together(base, value)
+        ratio = ratios.get(name, Ratio(value / base if base and value is not None else None))
+        times = "" if ratio.value is None else f", {_times(ratio.value)} times"
+        interval = "" if ratio.ci95 is None else f" ({' to '.join(map(_times, ratio.ci95))})"
+        yield SidesFigure(
+            name=cast("Any", name),
+            label=name if name == "served" else name.upper().replace("_P", " p"),
+            value=value,
+            base=base,
+            ratio=ratio.value,
+            ratio_ci95=ratio.ci95,
+            text=f"{' -> '.join(texts)}{times}{interval}",
+        )
+    yield SidesFigure(
+        name="failed",
+        label="failed",
+        value=float(last.failed),
+        base=float(first.failed),
+        text=f"{first.failed:,} of {first.sent:,} -> {last.failed:,} of {last.sent:,}",
+        bad=first.failed + last.failed > 0,
+    )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < TWICE else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
 def doubts(runs: Sequence[Compared]) -> Iterator[Block]:

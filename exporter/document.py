@@ -87,9 +87,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PartsBar:
-    """A stacked bar of parts, with a legend; parts that are not above 0 have no piece."""
+    """A stacked bar of parts, with a legend; parts that are not above 0 have no piece.
+
+    Of several bars each has a `label`, and its `length` is a share of the longest one's.
+    """
 
     pieces: tuple[Piece, ...]
+    label: str = ""
+    length: float = 1.0
 
     @property
     def drawn(self) -> tuple[tuple[Piece, float], ...]:

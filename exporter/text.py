@@ -24,6 +24,7 @@ PADDING = 1  # blanks behind each column
 LABEL = 9  # of a sparkline
 GAP = 3  # blanks between figures
 MOST_BAR = 80  # columns
+TRACE = "▏"  # a bar that is next to nothing beside the longest
 _GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 STYLES = {
     "alarm": "red", "warning": "yellow", "met": "green", "note": "dim", "inner": "dim", "strong": "bold",
@@ -117,13 +118,15 @@ def _packed(cells: Iterable[Text], width: int) -> Iterator[Text]:
 
 def _bar(bar: PartsBar, width: int) -> Iterator[Text]:
     """Yield the bar and its legend, in glyphs that need no colours."""
-    drawn, room, end, whole = Text(), min(width, MOST_BAR), 0, 0.0
+    if bar.label:
+        yield Text(bar.label, style="dim")
+    drawn, room, end, whole = Text(), bar.length * min(width, MOST_BAR), 0, 0.0
     for piece, share in bar.drawn:
         whole += share
         length = round(room * whole) - end
         drawn.append(glyph(piece) * length, _style("note" if piece.share is None else piece.name))
         end += length
-    yield drawn
+    yield drawn or Text(TRACE)
     yield from _packed((Text.assemble((glyph(piece), _style(piece.name)), f" {words}")
                         for piece, words in bar.legend), width)  # fmt: skip
 

@@ -15,7 +15,7 @@ from shutil import disk_usage
 from typing import IO, Any
 
 from sidelight.recorded.errors import ConfigurationError, unusable_place, unwritten
-from sidelight.rundir.files import read_regular, replace_file, sync
+from sidelight.rundir.files import make_directory, read_regular, replace_file, sync
 from sidelight.rundir.frames import log_end
 from sidelight.rundir.framing import LogEnd
 from sidelight.rundir.printable.masking import without_secrets, without_secrets_all
@@ -80,6 +80,17 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text in UTF-8, without secrets. Raises CannotWrite."""
     write_whole(path, lambda file: file.write(without_secrets(text).encode()))
+
+
+def write_texts(path: Path, files: Mapping[str, str]) -> None:
+    """Write several texts by their names in a directory, in folders of it too. Raises CannotWrite."""
+    try:
+        for folder in {(path / name).parent for name in files}:
+            make_directory(folder)
+    except OSError as error:
+        raise unwritten(path, error) from error
+    for name, text in files.items():
+        write_text(path / name, text)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

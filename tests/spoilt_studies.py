@@ -104,7 +104,11 @@ def derived(
     procedure: Procedure, asked: StudySettings, finished: list[Finished], data: Mapping[int, StepData], end: Step | Done
 ) -> Spoilt:
     """Derive what follows from a study, as `derive_study` does from its directory."""
-    findings = procedure.findings(asked, finished, lambda each: data[each.number])
+
+    def read(each: Finished) -> StepData:
+        return data[each.number]
+
+    findings = procedure.findings(asked, finished, read)
     facts = {each.run: step_facts(data[each.number]) for each in finished}
     whole = isinstance(end, Done) and end.complete
     compliance = comply(asked.test, asked, read_system(None), finished, findings, facts, whole=whole)
@@ -114,7 +118,7 @@ def derived(
     )  # fmt: skip
     begun = {each.number: StepStarted(at_ns=each.number, number=each.number, run=each.run) for each in finished}
     study = Study(path=Path(), record=record, finished=tuple(finished), begun=begun)
-    result = study_result(study, procedure, findings, facts, compliance.system)
+    result = study_result(study, procedure, findings, facts, compliance.system, read)
     files = {
         "result.json": msgspec.json.encode(builtins(result)).decode(),
         **dict(study_files(result, findings, compliance)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidelight.exporter.summary.verdict import MeanParts, PartShare, SidesFigure, StudyVerdict
 from sidelight.methodology.study.findings import (
     Plot,
     PlotLine,
@@ -186,6 +187,23 @@ PLOTS = (
 )
 
 
+PARTS = [
+    PartShare(part="queue", label="queue", mean_ms=900.0, share=0.9, known_from="estimate"),
+    PartShare(part="prefill", label="prefill", mean_ms=100.0, share=0.1, known_from="engine spans"),
+]
+VERDICT = StudyVerdict(
+    state="limit_found",
+    cause="queue",
+    headline="Stable to 5.8 requests/s; saturated at 6.1 requests/s.",
+    figures=[SidesFigure(name="served", label="served", value=5.8, text="5.8 of 5.8 requests/s")],
+    bars=[
+        MeanParts(label="Mean TTFT at 6.2 requests/s, where requests pile up: 1,000 ms", mean_ms=1000.0, parts=PARTS)
+    ],
+    why="Requests waited while it ran 16 and no more.",
+    do="Add a replica.",
+)
+
+
 def result(**others: object) -> StudyResult:
     origin = Reproduction(
         command=["sidelight", "test", "throughput", "http://127.0.0.1:8000", "--scale", "short"],
@@ -216,6 +234,7 @@ def result(**others: object) -> StudyResult:
         "parameters": Parameters(duration=60.0, slo="ttft_p99<500ms", levels=(0.25, 0.5)),
         "seed": 42,
         "steps": steps,
+        "verdict": VERDICT,
         "answer": list(ANSWER),
         "results": RESULTS,
         "evidence": list(EVIDENCE),

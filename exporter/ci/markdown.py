@@ -29,8 +29,8 @@ from sidelight.exporter.report.tables.shards import shards_section
 from sidelight.exporter.report.verdict import verdict_blocks, verdict_of
 from sidelight.exporter.summary.breakdown import json_name
 from sidelight.exporter.summary.result import Summary, as_written
-from sidelight.exporter.summary.verdict import RunVerdict
-from sidelight.exporter.text import glyph
+from sidelight.exporter.summary.verdict import RunVerdict, StudyVerdict
+from sidelight.exporter.text import TRACE, glyph
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
@@ -59,54 +59,55 @@ def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) ->
         yield from _verdict(verdict_of(summary))
     if summary.client.slo:
         yield from _objectives(summary.client.slo.objectives)
-    yield "\n".join(f"- ! {_escaped(alert)}" for alert in alerts(summary))
+    yield "\n".join(f"- ! {escaped(alert)}" for alert in alerts(summary))
     if loaded:
-        yield from map(_escaped, conclusion(summary))
+        yield from map(escaped, conclusion(summary))
         if against_base:
             yield from _beside(*against_base)
         if not summary.correlation.missing:
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
         yield _table(client_table(summary.client))
-        yield "\n".join(f"- {_escaped(line)}" for line in rate_lines(summary))
+        yield "\n".join(f"- {escaped(line)}" for line in rate_lines(summary))
     for each in shards_section(summary.watch) if summary.watch else ():
         yield _table(each) if isinstance(each, Table) else ""
-    yield " · ".join(_escaped(line.text) for line in heading(summary))  # a line of its own could begin a list
+    yield " · ".join(escaped(line.text) for line in heading(summary))  # a line of its own could begin a list
 
 
-def verdict_markdown(verdict: RunVerdict) -> str:
+def verdict_markdown(verdict: RunVerdict | StudyVerdict) -> str:
     """Return the verdict as Markdown."""
-    return "\n\n".join(_verdict(verdict))
+    return "\n\n".join(filter(None, _verdict(verdict)))
 
 
-def _verdict(verdict: RunVerdict) -> Iterator[str]:
+def _verdict(verdict: RunVerdict | StudyVerdict) -> Iterator[str]:
     """Yield the verdict: its state, a table of its figures, the bar, why, and what to do."""
     for block in verdict_blocks(verdict):
         match block:
             case Prose(text, tone) if text:
-                yield f"**{_escaped(text)}**" if "strong" in tone else _escaped(text)
+                yield f"**{escaped(text)}**" if "strong" in tone else escaped(text)
             case Figures(cells):
-                rows = ([_escaped(each[at]) for each in cells] for at in (0, 1))
+                rows = ([escaped(each[at]) for each in cells] for at in (0, 1))
                 yield _rows([next(rows), ["--:"] * len(cells), next(rows)])
             case PartsBar():
-                drawn = "".join(glyph(piece) * round(BAR * share) for piece, share in block.drawn)
-                legend = (f"`{glyph(piece)}` {_escaped(words)}" for piece, words in block.legend)
-                yield f"`{drawn}`\n\n{' · '.join(legend)}"
+                drawn = "".join(glyph(piece) * round(BAR * block.length * share) for piece, share in block.drawn)
+                legend = (f"`{glyph(piece)}` {escaped(words)}" for piece, words in block.legend)
+                yield escaped(block.label)
+                yield f"`{drawn or TRACE}`\n\n{' · '.join(legend)}"
 
 
 def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
     """Yield the verdict, and a table with a row for each objective."""
     met = sum(objective.met is True for objective in objectives)
     yield f"**{met} of {len(objectives)} objectives met**"
-    rows = ((_escaped(each.text), _VERDICTS[each.met], _escaped(evidence(each))) for each in objectives)
+    rows = ((escaped(each.text), _VERDICTS[each.met], escaped(evidence(each))) for each in objectives)
     yield _rows([("objective", "", "measured"), ("---", "---", "---"), *rows])
 
 
 def _beside(base: Compared, run: Compared) -> Iterator[str]:
     """Yield the run's times beside those of another, and the differences in their configuration."""
-    yield f"**Beside run {_escaped(base.summary.run_id)}**"
-    yield f"In {base.label}: {_escaped(verdict_of(base.summary).headline)}"
-    yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in alerts(base.summary))
-    yield _escaped(f"{same_requests((base, run))} {CAUTION}")
+    yield f"**Beside run {escaped(base.summary.run_id)}**"
+    yield f"In {base.label}: {escaped(verdict_of(base.summary).headline)}"
+    yield "\n".join(f"- ! In {base.label}: {escaped(line)}" for line in alerts(base.summary))
+    yield escaped(f"{same_requests((base, run))} {CAUTION}")
     yield _table(times_table((base, run), BESIDE))
     yield _table(configuration_table((base, run)))
 
@@ -114,18 +115,19 @@ def _beside(base: Compared, run: Compared) -> Iterator[str]:
 def _table(table: Table) -> str:
     """Return a table with its title above; labels to the left, numbers to the right; "" of one without rows."""
     columns = table.texts(bars=False)
-    rows = list(zip(*(map(_escaped, texts) for _, texts in columns), strict=True))
+    rows = list(zip(*(map(escaped, texts) for _, texts in columns), strict=True))
     if not rows:
         return ""
-    head = [_escaped(column.title) for column, _ in columns]
+    head = [escaped(column.title) for column, _ in columns]
     rule = ["--:" if column.kind == "numbers" else "---" for column, _ in columns]
-    return f"**{_escaped(table.title)}**\n\n{_rows([head, rule, *rows])}"
+    return f"**{escaped(table.title)}**\n\n{_rows([head, rule, *rows])}"
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text that Markdown shows as it is."""
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
     return _MENTION.sub(rf"\1{_APART}", _MARKUP.sub(r"\\\1", text))

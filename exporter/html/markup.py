@@ -86,7 +86,8 @@ def _bar(bar: PartsBar) -> str:
     """Return a bar of parts with its legend; a part within its own error is pale."""
     left, pieces, words = 0.0, [], []
     legend = dict(bar.legend)
-    for piece, share in bar.drawn:
+    for piece, part in bar.drawn:
+        share = part * bar.length
         pale = f' opacity="{UNSURE}"' if piece.share is None else ""
         fill = f'height="100%" fill="var(--{piece.name}, {_LIGHT[piece.name]})"{pale}'
         text = escape(Prose(legend[piece]).unbroken())
@@ -95,9 +96,11 @@ def _bar(bar: PartsBar) -> str:
         words.append(f"<li{_title(piece.label)}>{swatch} {text}</li>")
         left += share
     picture = (
-        f'<svg class="parts" width="100%" height="20" role="img" aria-label="Parts of the mean">{"".join(pieces)}</svg>'
+        f'<svg class="parts" width="100%" height="20" role="img" '
+        f'aria-label="{escape(bar.label) or "Parts of the mean"}">{"".join(pieces)}</svg>'
     )
-    return f'{picture}\n<ul class="legend">{"".join(words)}</ul>'
+    label = f'<p class="note">{escape(bar.label)}</p>\n' if bar.label else ""
+    return f'{label}{picture}\n<ul class="legend">{"".join(words)}</ul>'
 
 
 def _prose(prose: Prose) -> str:

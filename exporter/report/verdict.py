@@ -40,7 +40,16 @@ from sidelight.exporter.summary.breakdown import (
 )
 from sidelight.exporter.summary.result import Summary
 from sidelight.exporter.summary.tail import MAJORITY, places
-from sidelight.exporter.summary.verdict import PartShare, RunVerdict, State, Subject, VerdictFigure
+from sidelight.exporter.summary.verdict import (
+    MeanParts,
+    PartShare,
+    RunVerdict,
+    State,
+    StudyState,
+    StudyVerdict,
+    Subject,
+    VerdictFigure,
+)
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.clock import iso_ms
@@ -53,9 +62,12 @@ FEW_REQUESTS = 20  # of fewer, a share of the time is mostly chance
 OVERLOADED = 0.8  # of the offered rate: who serves less while ever more wait
 MOSTLY = 0.6  # of a part: what makes up more of it is named in its place
 LEAST_SHOWN = 0.005  # of the whole: a smaller part has no piece of the bar
-TONES: dict[State, str] = {
+TONES: dict[State | StudyState, str] = {
     "healthy": "met strong", "not_judged": "strong", "missed": "alarm strong", "untrusted": "warning strong",
     "overloaded": "alarm strong", "failing": "alarm strong",
+    "slower": "alarm strong", "faster": "met strong", "equal": "met strong", "undecided": "strong",
+    "limit_found": "strong", "no_limit": "met strong", "none_held": "alarm strong", "measured": "strong",
+    "incomplete": "warning strong",
 }  # fmt: skip
 # What to do now where the parts of the TTFT are not known.
 WITHOUT_PARTS = defaultdict(
@@ -81,8 +93,8 @@ class JudgedState:
 
 def verdict_of(summary: Summary) -> RunVerdict:
     """Return the verdict on a run."""
-    advice, parts = advised(summary), _parts(summary.correlation.breakdown, _described(summary))
-    largest = _largest(parts)
+    advice, parts = advised(summary), part_shares(summary.correlation.breakdown, _described(summary))
+    largest = largest_share(parts)
     judged = _of_records(summary) or _of_requests(summary) or _of_generator(summary) or _of_load(summary)
     return RunVerdict(
         state=judged.state,
@@ -102,17 +114,26 @@ def _cure_of(summary: Summary) -> str:
     return cure_of_failures(next(iter(summary.client.errors), ""))
 
 
-def verdict_blocks(verdict: RunVerdict) -> Iterator[Block]:
-    """Yield the verdict as every report shows it; an empty line ends it."""
+def verdict_blocks(verdict: RunVerdict | StudyVerdict) -> Iterator[Block]:
+    """Yield a verdict as every report shows it; an empty line ends it."""
     yield Prose(verdict.headline, f"{TONES[verdict.state]} headline")
     if verdict.figures:
         yield Figures(tuple((each.label, each.text, "alarm" if each.bad else "") for each in verdict.figures))
-    shown = [part for part in verdict.parts if part.share is None or part.share >= LEAST_SHOWN]
-    if shown:
-        yield PartsBar(tuple(Piece(part.part, part.label, part.mean_ms, part.share, part.known_from) for part in shown))
+    for bar in (bars := list(_bars(verdict))):
+        shown = [part for part in bar.parts if part.share is None or part.share >= LEAST_SHOWN]
+        pieces = (Piece(part.part, part.label, part.mean_ms, part.share, part.known_from) for part in shown)
+        if shown:
+            yield PartsBar(tuple(pieces), bar.label, bar.mean_ms / max(each.mean_ms for each in bars))
     yield Prose(f"{WHY}{verdict.why}")
     yield Prose(f"{DO}{verdict.do}", "strong")
     yield BLANK
+
+
+def _bars(verdict: RunVerdict | StudyVerdict) -> Iterator[MeanParts]:
+    if isinstance(verdict, RunVerdict):
+        yield MeanParts(label="", mean_ms=1.0, parts=verdict.parts)
+    else:
+        yield from verdict.bars
 
 
 def beside_figures(summary: Summary) -> list[ObjectiveResult]:
@@ -228,18 +249,19 @@ def _figures(summary: Summary) -> Iterator[VerdictFigure]:
         served = summary.methodology.stability.capacity_per_s
         if not rates.ended_in_load:
             served, drained = 0.0, "" if served is None else f", {cell(served)} once it ended"
-    yield _served(served, None if summary.watch else offered, drained)
+    yield served_figure(served, None if summary.watch else offered, drained)
     yield from _times(client)
     unended = requests.cancelled + requests.in_flight
-    yield _failures(requests.failed + requests.refused, requests.sent, f", {unended:,} not ended" if unended else "")
+    not_ended = f", {unended:,} not ended" if unended else ""
+    yield failed_figure(requests.failed + requests.refused, requests.sent, not_ended)
 
 
-def _served(served: float | None, offered: float | None, drained: str = "") -> VerdictFigure:
+def served_figure(served: float | None, offered: float | None, drained: str = "") -> VerdictFigure:
     of = "" if offered is None else f" of {cell(offered)}"
     return VerdictFigure(name="served", label="served", value=served, text=f"{cell(served)}{of} requests/s{drained}")
 
 
-def _failures(failed: int, sent: int, unended: str = "") -> VerdictFigure:
+def failed_figure(failed: int, sent: int, unended: str = "") -> VerdictFigure:
     text = f"{failed:,} of {sent:,}{unended}"
     return VerdictFigure(name="failed", label="failed", value=float(failed), text=text, bad=failed > 0)
 
@@ -249,10 +271,10 @@ def _times(client: ClientSummary) -> Iterator[VerdictFigure]:
     whole = "ttft" if client.ttft_ms.mean is not None or client.e2e_ms.mean is None else "e2e"
     times = getattr(client, f"{whole}_ms")
     objectives = client.slo.objectives if client.slo else ()
-    yield from _percentiles(whole, {level: getattr(times, level) for level in LEVELS}, objectives)
+    yield from time_figures(whole, {level: getattr(times, level) for level in LEVELS}, objectives)
 
 
-def _percentiles(
+def time_figures(
     whole: str, times_ms: Mapping[str, float | None], objectives: Sequence[ObjectiveResult], *, off: float = 1e-6
 ) -> Iterator[VerdictFigure]:
     """Yield percentiles of a time, each with its objective."""
@@ -279,12 +301,12 @@ def _described(summary: Summary) -> Iterator[Described]:
     if correlation.missing and not is_e2e:
         return
     if is_e2e:
-        yield from _described_parts(correlation.breakdown.e2e, E2E_PARTS, "e2e")
+        yield from described_parts(correlation.breakdown.e2e, E2E_PARTS, "e2e")
     else:
-        yield from _described_parts(correlation.breakdown, TTFT_PARTS, "ttft")
+        yield from described_parts(correlation.breakdown, TTFT_PARTS, "ttft")
 
 
-def _described_parts(
+def described_parts(
     breakdown: Breakdown | E2eBreakdown, parts: Sequence[Part], whole: Literal["ttft", "e2e"]
 ) -> Iterator[Described]:
     for part in parts:
@@ -293,7 +315,7 @@ def _described_parts(
             yield part, described, getattr(described, f"share_of_{whole}") or 0.0
 
 
-def _parts(breakdown: Breakdown, described: Iterable[Described]) -> list[PartShare]:
+def part_shares(breakdown: Breakdown, described: Iterable[Described]) -> list[PartShare]:
     return [
         PartShare(
             part=cast("Subject", part.name),
@@ -308,12 +330,12 @@ def _parts(breakdown: Breakdown, described: Iterable[Described]) -> list[PartSha
 
 def largest_part(breakdown: Breakdown) -> dict[str, float]:
     """Return the largest part of the mean TTFT with its share; nothing of few requests, or where it is uncertain."""
-    described = sorted(_described_parts(breakdown, TTFT_PARTS, "ttft"), key=lambda each: -each[2])
+    described = sorted(described_parts(breakdown, TTFT_PARTS, "ttft"), key=lambda each: -each[2])
     is_known = breakdown.ttft_ms.count >= FEW_REQUESTS and described and is_certain(described[0][1])
     return {described[0][0].name: described[0][2]} if is_known else {}
 
 
-def _largest(parts: Sequence[PartShare]) -> PartShare | None:
+def largest_share(parts: Sequence[PartShare]) -> PartShare | None:
     return max((part for part in parts if part.share), key=lambda part: part.share or 0.0, default=None)
 
 
@@ -327,14 +349,14 @@ def where_it_went(summary: Summary) -> str:
         subject, covered = "mean TTFT" if correlation.requests else "mean end-to-end time", breakdown.ttft_ms
         if correlation.requests and (covered.count < correlation.requests or correlation.not_ok):
             subject += f" of the {count_of(covered.count, 'request')} with a breakdown ({spoken(covered.mean)})"
-        return _spent(subject, breakdown, described, is_ttft=bool(correlation.requests), large=observed(summary).large)
+        return spent(subject, breakdown, described, is_ttft=bool(correlation.requests), large=observed(summary).large)
     if server.engine is None and not server.endpoints and not correlation.refused_reasons:
         why = f" ({server.reason})" if server.reason else ""
         return f"No breakdown: no metrics page of this server could be read{why}."
     return f"No breakdown: {correlation.missing or 'no part of the time is known'}."
 
 
-def _spent(
+def spent(
     subject: str, breakdown: Breakdown, described: Sequence[Described], *, is_ttft: bool, large: Sequence[str]
 ) -> str:
     """Return a sentence on the largest part of the mean; on two where none is most of it."""
@@ -392,10 +414,10 @@ class Current:
 def current_verdict(now: Current) -> RunVerdict:
     """Return the verdict on a run or a watch that goes on."""
     seen = now.observed
-    described = [] if seen is None else list(_described_parts(seen.breakdown, TTFT_PARTS, "ttft"))
-    parts = [] if seen is None else _parts(seen.breakdown, described)
+    described = [] if seen is None else list(described_parts(seen.breakdown, TTFT_PARTS, "ttft"))
+    parts = [] if seen is None else part_shares(seen.breakdown, described)
     is_known = seen is not None and seen.breakdown.ttft_ms.count >= FEW_REQUESTS
-    large, largest = seen.large if seen is not None and is_known else [], _largest(parts) if is_known else None
+    large, largest = seen.large if seen is not None and is_known else [], largest_share(parts) if is_known else None
     judged = _failing_now(now) or _load_now(now, large, is_known=is_known)
     explained = seen.explained() if seen is not None and is_known else None
     if judged.state == "failing":
@@ -404,7 +426,7 @@ def current_verdict(now: Current) -> RunVerdict:
         why, do = explained.seen, explained.cure
     elif seen is not None and described and is_known:
         subject = f"mean TTFT of the last {count_of(seen.breakdown.ttft_ms.count, 'request')}"
-        why = _spent(subject, seen.breakdown, described, is_ttft=True, large=large)
+        why = spent(subject, seen.breakdown, described, is_ttft=True, large=large)
         cures = {"missed": of_missed(large, now.objectives), "overloaded": "add a replica"}
         otherwise = cures.get(judged.state, "nothing: no wait stands out")
         do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), otherwise)
@@ -421,9 +443,9 @@ def current_verdict(now: Current) -> RunVerdict:
         cause=judged.cause or (largest.part if largest else "none"),
         headline=f"{judged.headline}{begun_anew}",
         figures=[
-            _served(now.served_per_s, now.offered_per_s),
-            *_percentiles("ttft", now.ttft_ms, now.objectives, off=math.inf),
-            _failures(now.failed, now.sent),
+            served_figure(now.served_per_s, now.offered_per_s),
+            *time_figures("ttft", now.ttft_ms, now.objectives, off=math.inf),
+            failed_figure(now.failed, now.sent),
         ],
         parts=[] if judged.state == "failing" else parts,
         why=as_sentence(why),

@@ -17,16 +17,16 @@ from sidelight.methodology.options import ALL
 from sidelight.methodology.procedures import PROCEDURES
 from sidelight.methodology.report import study_files
 from sidelight.methodology.report.tables import joined
+from sidelight.methodology.report.verdict import study_verdict
 from sidelight.methodology.study.findings import ResultQuantity, StudyFindings
-from sidelight.methodology.study.model import Done, Finished, Kind, Procedure
+from sidelight.methodology.study.model import Done, Finished, Kind, Procedure, Reader
 from sidelight.methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
 from sidelight.methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
-from sidelight.recorded.directory import json_text, write_text
-from sidelight.recorded.errors import CannotWrite, ConfigurationError, unwritten
+from sidelight.recorded.directory import json_text, write_texts
+from sidelight.recorded.errors import CannotWrite, ConfigurationError
 from sidelight.recorded.failures import evaluating
 from sidelight.recorded.system import System, read_system
 from sidelight.rundir.clock import iso_ms
-from sidelight.rundir.files import make_directory
 from sidelight.rundir.printable.numbers import figure
 from sidelight.sidecar.options.fields import flag_of
 
@@ -69,26 +69,17 @@ def derive_study(path: Path, *, outside: bool = False, steps: Steps | None = Non
         whole = isinstance(end, Done) and end.complete and not study.damage
         system = read_system(asked.system)
         compliance = comply(asked.test, asked, system, study.finished, findings, facts, whole=whole)
-        result = study_result(study, procedure, findings, facts, compliance.system)
+        result = study_result(study, procedure, findings, facts, compliance.system, steps.read)
         files = {RESULT: json_text(builtins(result)), COMPLIANCE: json_text(builtins(compliance))}
         files |= study_files(result, findings, compliance)
     derived = DerivedStudy(
         result=result, compliance=compliance, json=files[RESULT], report=files["report.txt"], damage=study.damage
     )
     try:
-        _write(path, files)
+        write_texts(path, files)
     except CannotWrite as error:
         return replace(derived, unwritten=error)
     return derived
-
-
-def _write(path: Path, files: Mapping[str, str]) -> None:
-    try:
-        make_directory(path / "tables")
-    except OSError as error:
-        raise unwritten(path, error) from error
-    for name, text in files.items():
-        write_text(path / name, text)
 
 
 def _damage(study: Study, of_steps: Mapping[str, str]) -> str:
@@ -107,7 +98,12 @@ def procedure_named(name: str) -> Procedure:
 
 
 def study_result(
-    study: Study, procedure: Procedure, findings: StudyFindings, facts: Mapping[str, StepFacts], system: System
+    study: Study,
+    procedure: Procedure,
+    findings: StudyFindings,
+    facts: Mapping[str, StepFacts],
+    system: System,
+    read: Reader,
 ) -> StudyResult:
     """Return `result.json` of a study."""
     asked = study.record.asked
@@ -131,6 +127,7 @@ def study_result(
         parameters=asked.parameters,
         seed=asked.seed,
         steps=_steps(study, facts),
+        verdict=study_verdict(asked, study.finished, findings, read),
         answer=list(findings.answer),
         results=findings.results,
         evidence=list(findings.evidence),

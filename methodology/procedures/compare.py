@@ -7,15 +7,17 @@ what is tested; the runs of a pair have the same requests, so that what these as
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from sidelight.correlator.parts import CAUSES, LABELS, TTFT_PARTS
-from sidelight.loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
-from sidelight.methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
+from sidelight.correlator.parts import CAUSES, LABELS
+from sidelight.exporter.comparison import Ratio, Side, comparison_verdict, moved
+from sidelight.exporter.report.advice import MORE_PREFILL, UNEXPLAINED
+from sidelight.exporter.report.verdict import LEVELS
+from sidelight.exporter.summary.verdict import StudyState, StudyVerdict
+from sidelight.methodology.compare import LEAST_RUNS
 from sidelight.methodology.compliance.fair_comparison import checklist
 from sidelight.methodology.measures.paired import overloaded
 from sidelight.methodology.study.findings import (
@@ -32,22 +34,37 @@ from sidelight.methodology.study.findings import (
 from sidelight.methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
 from sidelight.methodology.study.planning import content_seed, counting, of_kind
 from sidelight.methodology.study.quantities import number, slug
-from sidelight.methodology.study.samples import FAMILY, RATES, TIMES, ComparedMetric, RunSample, sample
+from sidelight.methodology.study.samples import (
+    FAMILY,
+    LEVEL,
+    RATES,
+    TIMES,
+    Against,
+    ComparedMetric,
+    RunSample,
+    against,
+    all_failed,
+    error_ms,
+    hides,
+    overloaded_sides,
+    sample,
+)
 from sidelight.methodology.study.saturation import Capacity, capacity
-from sidelight.rundir.printable.numbers import figure
-from sidelight.rundir.stats import finite, known
+from sidelight.rundir.printable.numbers import count_of, figure
+from sidelight.rundir.printable.text import as_sentence
+from sidelight.rundir.stats import finite
 
 PAIR = "pair"
-LEVEL = 0.95
 RECORDED = 0  # pairs to measure, where runs are compared that were recorded before
-SAME_SUCCESS = 0.01  # success rates that differ by less are taken as the same
 MARGIN = 0.05
+_TTFTS = [metric for metric in TIMES if metric.kind == "ttft"]
 TIMES_FROM = 2.0  # a ratio, from which on a change is said in times, not in percent
 _LETTER = Parameters(load=0.7, duration=60.0, pairs=5, margin=MARGIN)
 TESTED = (
     "Student's t on the logarithm of each run's ratio, over pairs of runs with the same requests (Welch's where runs "
     "are not paired); Holm's correction over all metrics; equivalent by two one-sided tests (Schuirmann 1987)"
 )
+_FIRST: Sequence[StudyState] = ("slower", "undecided", "faster", "equal")  # of several, the verdict that is shown
 NOTES = (
     (
         "Runs, not requests, are compared: requests that queue together are slow together, and a test over pooled "
@@ -59,18 +76,6 @@ NOTES = (
     ),
     "Tokens per dollar-hour is read as tokens per second over dollars per hour.",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
-    """A configuration beside the first: runs of both, and by metric what is concluded."""
-
-    first: str
-    other: str
-    before: Sequence[RunSample]
-    after: Sequence[RunSample]
-    is_paired: bool  # the k-th runs of both
-    concluded: Mapping[str, Comparison]
 
 
 def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
@@ -138,6 +143,9 @@ def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -
         plots=tuple(_plot(samples, metric) for metric in (TIMES[0], TIMES[2], RATES[0])),
         notes=(*NOTES, *overloaded(runs)),
         passed=_passed(comparisons) if asked.parameters.gate else None,
+        verdict=min(
+            (_verdict(each, asked) for each in comparisons), key=lambda each: _FIRST.index(each.state), default=None
+        ),
     )
 
 
@@ -147,93 +155,11 @@ def _passed(comparisons: Sequence[Against]) -> bool | None:
         return False
     known = [
         any(of.verdict for of in each.concluded.values())
-        and not _all_failed([*each.before, *each.after])
-        and not any(_hides(metric, each.before, each.after) for metric in TIMES if metric.kind == "ttft")
+        and not all_failed([*each.before, *each.after])
+        and not any(hides(metric, each.before, each.after) for metric in TIMES if metric.kind == "ttft")
         for each in comparisons
     ]
     return True if all(known) else None
-
-
-def against(samples: Sequence[RunSample], first: str, other: str, margin: float, *, in_turn: bool = False) -> Against:
-    """Conclude on the differences between two configurations' runs, over all metrics.
-
-    in_turn  they were measured in pairs of equal seeds: only whole pairs are compared, however few these are
-    """
-    before, after = ([each for each in samples if each.finished.step.variant == name] for name in (first, other))
-    seeds = [[each.finished.step.seed for each in group] for group in (before, after)]
-    common = set(seeds[0]) & set(seeds[1])
-    is_paired = all(len(set(group)) == len(group) for group in seeds) and (
-        in_turn or len(common) >= LEAST_RUNS or set(seeds[0]) == set(seeds[1])
-    )
-    if is_paired:  # a run without its like, as a void one leaves it, says nothing of a difference
-        before, after = (
-            sorted(
-                (each for each in group if each.finished.step.seed in common), key=lambda each: each.finished.step.seed
-            )
-            for group in (before, after)
-        )
-    empty = [name for name, group in ((first, before), (other, after)) if not group]
-    if empty:
-        reason = "no pair has a run of both that counts" if is_paired else f"no run of {' and of '.join(empty)} counts"
-        concluded = {metric.name: Comparison(reason=reason) for metric in FAMILY}
-    else:
-        names = (first, other)
-        concluded = {metric.name: _compared(metric, names, before, after, margin, is_paired) for metric in FAMILY}
-    return Against(
-        first=first, other=other, before=before, after=after, is_paired=is_paired, concluded=of_family(concluded, LEVEL)
-    )
-
-
-def _compared(
-    metric: ComparedMetric,
-    names: tuple[str, str],
-    before: Sequence[RunSample],
-    after: Sequence[RunSample],
-    margin: float,
-    is_paired: bool,
-) -> Comparison:
-    """Compare one metric of runs, at least one of each; where that cannot be done it has no verdict, and the reason."""
-    success = [float(np.mean([each.success for each in group])) for group in (before, after)]
-    if metric in TIMES and abs(success[0] - success[1]) > SAME_SUCCESS:
-        shares = " and ".join(f"{100 * share:.1f} %" for share in success)
-        return Comparison(reason=f"success rates differ ({shares}), so that these are times of different requests")
-    a, b = ([each.metrics[metric.name] for each in group] for group in (before, after))
-    if metric in RATES and (
-        failed := [name for name, group in zip(names, (before, after), strict=True) if _all_failed(group)]
-    ):
-        return Comparison(reason=f"no request of a run of {' and of one of '.join(failed)} ended ok: it has no ratio")
-    if np.isinf([*a, *b]).any():
-        return Comparison(reason="it falls on one of the requests that failed")
-    if empty := [name for name, values in zip(names, (a, b), strict=True) if np.isnan(values).all()]:
-        return Comparison(reason=f"no run of {' and none of '.join(empty)} has it")
-    if hidden := _hides(metric, before, after):
-        return Comparison(reason=hidden)
-    compare = paired if is_paired else unpaired
-    return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
-
-
-def _all_failed(runs: Sequence[RunSample]) -> bool:
-    """Return whether a run had no request that ended ok."""
-    return any(each.success == 0 for each in runs)
-
-
-def _hides(metric: ComparedMetric, before: Sequence[RunSample], after: Sequence[RunSample]) -> str:
-    """Return a reason if a time's difference is within the load generator's error, else ""."""
-    error_ms = _error_ms(metric, before, after)
-    means = [known([each.metrics[metric.name] for each in group]) for group in (before, after)]
-    if not error_ms or not all(len(each) and np.isfinite(each).all() for each in means):
-        return ""
-    apart_ms = abs(float(means[1].mean() - means[0].mean()))
-    if error_ms <= UNUSABLE_RATIO * apart_ms:
-        return ""
-    return (
-        f"the load generator was held up: single values may be off by {figure(error_ms)} ms, which is over a tenth of "
-        f"the difference, {figure(apart_ms)} ms"
-    )
-
-
-def _error_ms(metric: ComparedMetric, before: Sequence[RunSample], after: Sequence[RunSample]) -> float:
-    return max((each.error_ms.get(metric.kind, 0.0) for each in (*before, *after) if metric.kind), default=0.0)
 
 
 def _answer(comparison: Against, asked: StudySettings) -> Iterator[str]:
@@ -257,9 +183,8 @@ def _answer(comparison: Against, asked: StudySettings) -> Iterator[str]:
     listed = "; ".join(
         f"{said} {', '.join(by_verdict[verdict])}" for verdict, said in words.items() if verdict in by_verdict
     )
-    yield from _headline(comparison)
     yield f"{name} against {base}, over {_runs_in_words(comparison, asked)}: {listed}."
-    if over := _overloaded(comparison):
+    if over := overloaded_sides(comparison):
         were = f"{' and '.join(over)} {'was' if len(over) == 1 else 'were'} overloaded"
         yield f"How far latencies differ depends on how long the load lasted: {were}."
     yield from (f"No verdict on {', '.join(titles)}: {reason}." for reason, titles in without.items())
@@ -271,38 +196,112 @@ def _answer(comparison: Against, asked: StudySettings) -> Iterator[str]:
         others = "; how many the others need is in the table" if sum(map(bool, more.values())) > len(names) else ""
         how = ("At least", "must be measured to judge") if few else ("About", "would decide")
         yield f"{how[0]} {least} more {what} {how[1]} {', '.join(names)}{others}."
-    changes = {name: after - before for name, (before, after) in _part_means(comparison).items()}
-    error_ms = _error_ms(TIMES[0], comparison.before, comparison.after)
-    if (whole := sum(changes.values())) and error_ms <= UNUSABLE_RATIO * abs(whole):
-        part, change = max(changes.items(), key=lambda pair: abs(pair[1]))
-        yield f"The mean TTFT changed by {whole:+,.1f} ms, of which {LABELS[part]} is {change:+,.1f} ms."
 
 
-def _headline(comparison: Against) -> Iterator[str]:
-    """Yield a sentence on the sure difference of the TTFT and on its largest part."""
-    sure = [
-        metric
-        for metric in TIMES
-        if metric.kind == "ttft" and comparison.concluded[metric.name].verdict in ("better", "worse")
-    ]
-    if not sure or _overloaded(comparison):
-        return
-    metric = sure[-1]
-    ratio = comparison.concluded[metric.name].ratio or 1.0
-    changes = {part: after - before for part, (before, after) in _part_means(comparison).items()}
-    cause = ""
-    if changes:
-        part = max(changes, key=lambda name: abs(changes[name]))
-        cause = f"; {CAUSES[part]} makes most of it"
-    how, times = ("slower", ratio) if ratio >= 1 else ("faster", 1 / ratio)
-    moved = f"{figure(times)} times" if times >= TIMES_FROM else f"{100 * abs(ratio - 1):.0f} %"
-    yield f"{comparison.other} is {moved} {how} than {comparison.first} at {metric.title}{cause}; sure at 95 %."
+def _verdict(comparison: Against, asked: StudySettings) -> StudyVerdict:
+    """Return the verdict on the other configuration: by the highest percentile of the TTFT that surely differs, else by
+    another time, else by a rate. Times of an overloaded one depend on how long the load lasted.
+    """
+    over, concluded = overloaded_sides(comparison), comparison.concluded
+    names = {"served": RATES[1].name, "ttft_p50": "ttft_p50_ms", "ttft_p99": "ttft_p99_ms"}
+    ratios = {name: Ratio(concluded[metric].ratio, concluded[metric].ci95) for name, metric in names.items()}
+    sides = [_side(comparison.first, comparison.before), _side(comparison.other, comparison.after)]
+    error = error_ms(TIMES[0], comparison.before, comparison.after)
+    times = sorted([] if over else TIMES, key=lambda metric: (metric.kind != "ttft", -TIMES.index(metric)))
+    sure = [each for each in (*times, *RATES) if concluded[each.name].verdict in ("better", "worse")]
+    state, headline = _sure(comparison, sure) if sure else _not_sure(comparison, asked, over)
+    of_sides = comparison_verdict(sides, state, headline, "", ratios, error_ms=error)
+    return replace(of_sides, do=as_sentence(_advice(comparison, of_sides, over)))
 
 
-def _overloaded(comparison: Against) -> list[str]:
-    """Return the names of the configurations with a run in which requests piled up."""
-    sides = {comparison.first: comparison.before, comparison.other: comparison.after}
-    return [name for name, runs in sides.items() if any(each.finished.outcome.verdict == "growing" for each in runs)]
+def _sure(comparison: Against, sure: Sequence[ComparedMetric]) -> tuple[StudyState, str]:
+    """Return the state by the first of these metrics, and its sentence."""
+    metric, concluded = sure[0], comparison.concluded
+    is_worse, ratio = concluded[metric.name].verdict == "worse", concluded[metric.name].ratio or 1.0
+    contrary = [each.title for each in sure if (concluded[each.name].verdict == "worse") != is_worse]
+    but = f"; but {'better' if is_worse else 'worse'} on {', '.join(contrary)}" if contrary else ""
+    state: StudyState = "slower" if is_worse else "faster"
+    if metric in RATES:
+        how = f"serves {moved(ratio)} {'fewer' if is_worse else 'more'} {metric.unit} than {comparison.first}"
+    else:
+        how = f"is {moved(ratio)} {state} than {comparison.first} at {metric.title}"
+    return state, f"{comparison.other} {how}{but}; sure at {100 * LEVEL:g} %."
+
+
+def _not_sure(comparison: Against, asked: StudySettings, over: Sequence[str]) -> tuple[StudyState, str]:
+    """Return the state where no metric surely differs."""
+    margin, both = asked.parameters.margin or MARGIN, f"{comparison.first} and {comparison.other}"
+    decisive = [comparison.concluded[metric.name] for metric in (RATES if over else _TTFTS)]
+    known = [of.verdict for of in decisive if of.verdict is not None]
+    if over:
+        were = f"{' and '.join(over)} {'was' if len(over) == 1 else 'were'} overloaded"
+        return "undecided", f"Undecided: {were}, so that times depend on how long the load lasted."
+    if not known:
+        return "undecided", f"Undecided: {decisive[-1].reason.rstrip('.')}."
+    if {*known} == {"equivalent"}:
+        return "equal", f"{both} are equal within {100 * margin:g} % of the TTFT; sure at {100 * LEVEL:g} %."
+    counted = _runs_in_words(comparison, asked)
+    if min(of.pairs for of in decisive if of.verdict is not None) < LEAST_RUNS:
+        return "undecided", f"Undecided: {counted} of {both}, and a claim takes at least {LEAST_RUNS}."
+    return (
+        "undecided",
+        f"Undecided: {counted} tell neither that {both} differ, nor that they are within {100 * margin:g} %.",
+    )
+
+
+def _advice(comparison: Against, verdict: StudyVerdict, over: Sequence[str]) -> str:
+    """Return advice on a comparison, without a subject."""
+    if verdict.state in ("slower", "faster"):
+        pair = comparison.other, comparison.first
+        slow, fast = pair if verdict.state == "slower" else pair[::-1]
+        cures = {**UNEXPLAINED, "prefill": MORE_PREFILL.partition(":")[0]}
+        cause = f", or work on {CAUSES[verdict.cause]} of {slow}: {cures[verdict.cause]}"
+        return f"prefer {fast}{'' if verdict.cause == 'none' else cause}"
+    if verdict.state == "equal":
+        return "nothing: neither is slower"
+    if over:
+        return "compare them at a load that both sustain (--rate, or a smaller --load)"
+    more = {metric.title: count for metric in _TTFTS if (count := comparison.concluded[metric.name].more_pairs)}
+    if more:
+        title, count = min(more.items(), key=lambda pair: pair[1])
+        of_each = "" if comparison.is_paired else " of each"
+        what = count_of(count, "more pair" if comparison.is_paired else "more run")
+        return f"measure {what}{of_each}, to decide on {title} (--pairs), or longer ones"
+    return "mend what keeps them from being compared, and measure again"
+
+
+def _side(name: str, runs: Sequence[RunSample]) -> Side:
+    """Return the means over a configuration's runs, and its requests together."""
+    timed = [{part.part: part for part in each.parts} for each in runs if each.parts]
+    means_ms = _means([each.parts_ms for each in runs if each.parts_ms])
+    mean_ms, parts = sum(means_ms.values()), []
+    for part, ms in means_ms.items():
+        of_runs = [run[part] for run in timed if part in run]
+        if of_runs:
+            sources = {each.known_from for each in of_runs}
+            share = None if any(each.share is None for each in of_runs) or not mean_ms else ms / mean_ms
+            known_from = sources.pop() if len(sources) == 1 else "several"
+            parts.append(replace(of_runs[0], mean_ms=ms, share=share, known_from=known_from))
+    sent, ok = (sum(getattr(each.finished.outcome, what) for each in runs) for what in ("sent", "ok"))
+    return Side(
+        name=name,
+        served_per_s=_mean(runs, RATES[1].name),
+        ttft_ms={level: _mean(runs, f"ttft_{level}_ms") for level in LEVELS},
+        failed=sent - ok,
+        sent=sent,
+        parts=parts,
+        mean_ms=mean_ms,
+    )
+
+
+def _mean(runs: Sequence[RunSample], name: str) -> float | None:
+    return finite(float(np.mean([each.metrics[name] for each in runs]))) if runs else None
+
+
+def _means(parts_ms: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each part over runs."""
+    names = parts_ms[0] if parts_ms else ()
+    return {name: float(np.mean([each[name] for each in parts_ms])) for name in names}
 
 
 def _runs_in_words(comparison: Against, asked: StudySettings) -> str:
@@ -325,11 +324,11 @@ def _change(ratio: float) -> str:
 
 def _part_means(comparison: Against) -> dict[str, tuple[float, float]]:
     """Return the mean of each part of the TTFT on both sides, ms. Only parts that either side has are there."""
-    sides = [[each.parts_ms for each in group if each.parts_ms] for group in (comparison.before, comparison.after)]
-    if not all(sides):
+    before, after = (
+        _means([each.parts_ms for each in group if each.parts_ms]) for group in (comparison.before, comparison.after)
+    )
+    if not before or not after:
         return {}
-    before, after = ({part.name: float(np.mean([each[part.name] for each in side])) for part in TTFT_PARTS}
-                     for side in sides)  # fmt: skip
     return {name: (before[name], after[name]) for name in before if before[name] or after[name]}
 
 
@@ -351,10 +350,7 @@ def _verdict_table(comparison: Against, margin: float) -> ResultTable:
     rows: list[tuple[Cell, ...]] = []
     for metric in FAMILY:
         concluded = comparison.concluded[metric.name]
-        middle: list[Cell] = [
-            finite(float(np.mean([each.metrics[metric.name] for each in group]))) if group else None
-            for group in (comparison.before, comparison.after)
-        ]
+        middle: list[Cell] = [_mean(group, metric.name) for group in (comparison.before, comparison.after)]
         title = f"{metric.title}, {metric.unit}" if metric.unit == "ms" else metric.title
         verdict = concluded.verdict or f"no verdict: {concluded.reason}"
         ends = concluded.ci95 or (None, None)

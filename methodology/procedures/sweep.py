@@ -139,7 +139,7 @@ def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -
         answer = [f"Nothing is known of the combinations of {', '.join(names)}: no run counts."]
     if best is not None and not math.isnan(peak := best.sample.metrics[RATES[0].name]):
         where = ", ".join(f"{name} {value}" for name, value in zip(names, best.cell, strict=True))
-        answer.append(f"Most output tokens/s ({figure(peak)}) came at {where}.")
+        answer.insert(0, f"Most output tokens/s ({figure(peak)}) came at {where}.")
     return StudyFindings(
         answer=tuple(answer),
         results={"std_dev_tok_s": spread},

@@ -1,4 +1,4 @@
-"""The files of a study for people: both reports, the page, and its tables as CSV.
+"""The files of a study for people: its reports, the page, and its tables as CSV.
 
 All of them are pure functions of the result, so that a study that is derived again has the same, byte for byte.
 """
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sidelight.exporter.ci.markdown import escaped, verdict_markdown
 from sidelight.exporter.document import BLANK, Block, Prose, without_controls
 from sidelight.exporter.text import without_padding
 from sidelight.methodology.compliance.statement import Compliance
-from sidelight.methodology.report.content import StudyContent, answer, heading, sections
+from sidelight.methodology.report.content import StudyContent, answer, further, heading, sections
 from sidelight.methodology.report.minimum import minimum
 from sidelight.methodology.report.page import study_page
 from sidelight.methodology.report.tables import as_csv, results_table, steps_table
@@ -24,12 +25,14 @@ from sidelight.rundir.printable.text import printable_json
 def study_files(result: StudyResult, findings: StudyFindings, compliance: Compliance) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file.
 
-    report.txt, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as tables/NAME.json
+    report.txt, report.md, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as
+    tables/NAME.json
     """
     study = StudyContent(
         result=without_controls(result), findings=without_controls(findings), compliance=without_controls(compliance)
     )
     yield "report.txt", without_padding(_report(study))
+    yield "report.md", _markdown(study)
     yield "report-minimum.txt", minimum(study)
     yield "report.html", study_page(study)
     for table in (*findings.tables, results_table(result), steps_table(result.steps)):
@@ -37,6 +40,13 @@ def study_files(result: StudyResult, findings: StudyFindings, compliance: Compli
     for name, document in findings.documents.items():
         text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
         yield f"tables/{name}.json", f"{printable_json(text)}\n"
+
+
+def _markdown(study: StudyContent) -> str:
+    """Return verdict, answer and heading, short enough for a comment."""
+    title, *others = (block.text for block in heading(study))
+    content = (*further(study.result), study.compliance.sentence, " · ".join((title, *others)))
+    return f"{verdict_markdown(study.result.verdict)}\n\n" + "\n\n".join(map(escaped, content)) + "\n"
 
 
 def _report(study: StudyContent) -> Iterator[Block]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sidelight.exporter.document import BLANK, Block, Heading, Line, Prose, Section
+from sidelight.exporter.report.verdict import verdict_blocks
 from sidelight.exporter.summary.result import DRAFT
 from sidelight.methodology.compliance.requirements import Level
 from sidelight.methodology.compliance.statement import Compliance
@@ -59,7 +60,7 @@ def heading(study: StudyContent) -> Heading:
 
 
 def answer(study: StudyContent) -> Iterator[Block]:
-    """Yield the summary of a study: the result, how sure, what limits it, and whether the draft accepts it."""
+    """Yield the summary of a study: the verdict, how sure it is, and whether the draft accepts it."""
     result = study.result
     if result.status != "complete":
         reason = result.reason if result.reason.endswith("?") else f"{result.reason.rstrip('.')}."
@@ -69,13 +70,19 @@ def answer(study: StudyContent) -> Iterator[Block]:
         yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "warning")
     if result.drift and result.drift.verdict == "drifted":
         yield Prose(f"! {result.drift.sentence}", "warning")
-    yield from (Prose(sentence, "strong") for sentence in result.answer or ["There is no result."])
+    yield from verdict_blocks(result.verdict)
+    yield from map(Prose, further(result))
     if result.passed is not None:
         holds = "The stated criteria hold." if result.passed else "A stated criterion does not hold."
         yield Prose(holds, "met" if result.passed else "alarm")
     elif result.parameters.gate:
         yield Prose("Whether the stated criteria hold was not decided, so that --gate fails.", "alarm")
     yield Prose(study.compliance.sentence, "strong")
+
+
+def further(result: StudyResult) -> list[str]:
+    """Return the answer without what the verdict begins with."""
+    return [sentence for sentence in result.answer if sentence != result.verdict.headline]
 
 
 def sections(study: StudyContent) -> Iterator[Section]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from sidelight.exporter.summary.verdict import StudyVerdict
 from sidelight.rundir.fields import NO_UNIT, Count, doc
 from sidelight.rundir.printable.numbers import figure
 
@@ -123,6 +124,9 @@ class StudyFindings(Struct, frozen=True, kw_only=True):
     notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
     passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none, or not decided.")] = None
     documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
+    verdict: Annotated[StudyVerdict | None, doc("The verdict of a comparison; null: that follows from the steps.")] = (
+        None
+    )
 
 
 def evidence(claim: str, run: str, values: Mapping[str, float | None]) -> list[SupportingNumber]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from sidelight.correlator.load.stability import Verdict
 from sidelight.correlator.load.steady import SteadyWindow
 from sidelight.exporter.summary.result import DIALECT
+from sidelight.exporter.summary.verdict import StudyVerdict
 from sidelight.methodology.study.findings import ResultQuantity, SupportingNumber
 from sidelight.methodology.study.model import Kind, Limit, Parameters, Scale
 from sidelight.rundir.fields import NO_UNIT, Amount, Count, doc
@@ -96,6 +97,7 @@ class StudyResult(Struct, frozen=True, kw_only=True):
     parameters: Annotated[Parameters, doc("The test's numbers.")]
     seed: Annotated[int, doc("Its seed.", NO_UNIT)]
     steps: Annotated[list[StepRecord], doc("Its steps, in order.")]
+    verdict: Annotated[StudyVerdict, doc("What the report begins with.")]
     answer: Annotated[list[str], doc("The result in a few sentences.")]
     results: Annotated[dict[str, ResultQuantity], doc("Results by name.")]
     evidence: Annotated[list[SupportingNumber], doc("What the sentences rest on.")]

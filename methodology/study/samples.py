@@ -1,17 +1,27 @@
-"""Samples of whole runs, one value per metric: what comparisons and sweeps put beside each other."""
+"""Samples of whole runs, one value per metric, for comparisons and sweeps; and verdicts on their differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.estimate.table import nothing
 from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.exporter.report.verdict import described_parts, part_shares
+from sidelight.exporter.summary.breakdown import Breakdown, Explained, group
+from sidelight.exporter.summary.verdict import PartShare
 from sidelight.loadgen.requests.metrics import request_metrics
+from sidelight.loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
+from sidelight.methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from sidelight.methodology.study.model import Finished, Kind, StepData
 from sidelight.methodology.study.outcome import KIND_OF, trusted
+from sidelight.rundir.printable.numbers import figure
+from sidelight.rundir.stats import known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +53,16 @@ RATES = (
     ),
 )
 FAMILY = (*TIMES, *RATES)
+LEVEL = 0.95
+SAME_SUCCESS = 0.01  # success rates that differ by less are taken as the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSample:
     """Sample of a run: a value a metric, the mean of each part of its TTFT, and its success rate; NaN where unknown.
 
-    A request that failed took for ever: a percentile that falls on one is infinite. `error_ms`: as of StepData.
+    A request that failed took for ever: a percentile that falls on one is infinite. `error_ms`: as of StepData. `parts`
+    are those of the mean with their sources.
     """
 
     finished: Finished
@@ -57,6 +70,7 @@ class RunSample:
     parts_ms: Mapping[str, float]
     success: float
     error_ms: Mapping[Kind, float] = field(default_factory=dict)
+    parts: Sequence[PartShare] = ()
 
 
 def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> RunSample:
@@ -82,4 +96,119 @@ def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> RunS
         parts_ms={name: float(values_ms.mean()) for name, values_ms in means_ms.items()} if covered.any() else {},
         success=outcome.ok / outcome.sent if outcome.sent else math.nan,
         error_ms=data.error_ms,
+        parts=part_shares(breakdown := breakdown_of(data.parts), described_parts(breakdown, TTFT_PARTS, "ttft")),
     )
+
+
+def breakdown_of(parts: Parts) -> Breakdown:
+    """Return the breakdown of a step.
+
+    Each part's error is the median, over requests, of that of the least certain one: a single request with next to no
+    evidence makes no mean uncertain.
+    """
+    known_s = known(parts.error_s)
+    error_s = np.full(len(parts), np.median(known_s) if len(known_s) else np.nan)
+    errors_s: dict[str, Any] = {f"{part.error}_sd_s": error_s for part in TTFT_PARTS}
+    errors = replace(nothing(len(parts), ""), **errors_s)
+    return group(Explained(parts=parts, attribution=errors, clocks={}), np.ones(len(parts), np.bool_)).breakdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """A configuration beside the first: runs of both, and by metric what is concluded."""
+
+    first: str
+    other: str
+    before: Sequence[RunSample]
+    after: Sequence[RunSample]
+    is_paired: bool  # the k-th runs of both
+    concluded: Mapping[str, Comparison]
+
+
+def against(samples: Sequence[RunSample], first: str, other: str, margin: float, *, in_turn: bool = False) -> Against:
+    """Conclude on the differences between two configurations' runs, over all metrics.
+
+    in_turn  they were measured in pairs of equal seeds: only whole pairs are compared, however few these are
+    """
+    before, after = ([each for each in samples if each.finished.step.variant == name] for name in (first, other))
+    seeds = [[each.finished.step.seed for each in group] for group in (before, after)]
+    common = set(seeds[0]) & set(seeds[1])
+    is_paired = all(len(set(group)) == len(group) for group in seeds) and (
+        in_turn or len(common) >= LEAST_RUNS or set(seeds[0]) == set(seeds[1])
+    )
+    if is_paired:  # a run without its like, as a void one leaves it, says nothing of a difference
+        before, after = (
+            sorted(
+                (each for each in group if each.finished.step.seed in common), key=lambda each: each.finished.step.seed
+            )
+            for group in (before, after)
+        )
+    empty = [name for name, group in ((first, before), (other, after)) if not group]
+    if empty:
+        reason = "no pair has a run of both that counts" if is_paired else f"no run of {' and of '.join(empty)} counts"
+        concluded = {metric.name: Comparison(reason=reason) for metric in FAMILY}
+    else:
+        names = (first, other)
+        concluded = {metric.name: _compared(metric, names, before, after, margin, is_paired) for metric in FAMILY}
+    return Against(
+        first=first, other=other, before=before, after=after, is_paired=is_paired, concluded=of_family(concluded, LEVEL)
+    )
+
+
+def _compared(
+    metric: ComparedMetric,
+    names: tuple[str, str],
+    before: Sequence[RunSample],
+    after: Sequence[RunSample],
+    margin: float,
+    is_paired: bool,
+) -> Comparison:
+    """Compare one metric of runs, at least one of each; where that cannot be done it has no verdict, and the reason."""
+    success = [float(np.mean([each.success for each in group])) for group in (before, after)]
+    if metric in TIMES and abs(success[0] - success[1]) > SAME_SUCCESS:
+        shares = " and ".join(f"{100 * share:.1f} %" for share in success)
+        return Comparison(reason=f"success rates differ ({shares}), so that these are times of different requests")
+    a, b = ([each.metrics[metric.name] for each in group] for group in (before, after))
+    if metric in RATES and (
+        failed := [name for name, group in zip(names, (before, after), strict=True) if all_failed(group)]
+    ):
+        return Comparison(reason=f"no request of a run of {' and of one of '.join(failed)} ended ok: it has no ratio")
+    if np.isinf([*a, *b]).any():
+        return Comparison(reason="it falls on one of the requests that failed")
+    if empty := [name for name, values in zip(names, (a, b), strict=True) if np.isnan(values).all()]:
+        return Comparison(reason=f"no run of {' and none of '.join(empty)} has it")
+    if hidden := hides(metric, before, after):
+        return Comparison(reason=hidden)
+    compare = paired if is_paired else unpaired
+    return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
+
+
+def all_failed(runs: Sequence[RunSample]) -> bool:
+    """Return whether a run had no request that ended ok."""
+    return any(each.success == 0 for each in runs)
+
+
+def hides(metric: ComparedMetric, before: Sequence[RunSample], after: Sequence[RunSample]) -> str:
+    """Return a reason if a time's difference is within the load generator's error, else ""."""
+    off_ms = error_ms(metric, before, after)
+    means = [known([each.metrics[metric.name] for each in group]) for group in (before, after)]
+    if not off_ms or not all(len(each) and np.isfinite(each).all() for each in means):
+        return ""
+    apart_ms = abs(float(means[1].mean() - means[0].mean()))
+    if off_ms <= UNUSABLE_RATIO * apart_ms:
+        return ""
+    return (
+        f"the load generator was held up: single values may be off by {figure(off_ms)} ms, which is over a tenth of "
+        f"the difference, {figure(apart_ms)} ms"
+    )
+
+
+def error_ms(metric: ComparedMetric, before: Sequence[RunSample], after: Sequence[RunSample]) -> float:
+    """Return the load generator's error of a time, in the worse of these runs."""
+    return max((each.error_ms.get(metric.kind, 0.0) for each in (*before, *after) if metric.kind), default=0.0)
+
+
+def overloaded_sides(comparison: Against) -> list[str]:
+    """Return the names of the configurations with a run in which requests piled up."""
+    sides = {comparison.first: comparison.before, comparison.other: comparison.after}
+    return [name for name, runs in sides.items() if any(each.finished.outcome.verdict == "growing" for each in runs)]

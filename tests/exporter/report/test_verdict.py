@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
-import re
 import shutil
 from io import StringIO
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import summaries
 from golden_files import GOLDEN, names
 from rich.console import Console
+from verdict_words import of_markdown, of_page, plain, words_of
 
 import sidelight
 from sidelight.correlator.opening import open_run
@@ -22,7 +21,6 @@ from sidelight.correlator.statistics.queueing import WhileWaiting
 from sidelight.exporter.report.advice import Observations, mean_shares
 from sidelight.exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
 from sidelight.exporter.summary.result import Summary
-from sidelight.exporter.summary.verdict import RunVerdict
 from sidelight.exporter.text import render
 from sidelight.loadgen.requests.rates import Outage
 from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
@@ -37,23 +35,6 @@ OBJECTIVE = ObjectiveResult(
 )  # fmt: skip
 
 
-def words_of(verdict: RunVerdict) -> list[str]:
-    """Return the sentences, figures and shares that an output has to show."""
-    shares = [part for part in verdict.parts if part.share is not None and part.share >= 0.005]
-    return [
-        verdict.headline,
-        verdict.why,
-        verdict.do,
-        *(text for figure in verdict.figures for text in (figure.label, figure.text)),
-        *(f"{part.label} {100 * (part.share or 0.0):.0f} %" for part in shares),
-    ]
-
-
-def plain(text: str) -> str:
-    """Return the words of an output, without markup and line breaks."""
-    return " ".join(text.replace("\N{NO-BREAK SPACE}", " ").replace("`", "").split())
-
-
 @pytest.mark.parametrize("name", names())
 def test_every_output_has_the_same_words_and_digits(name: str, tmp_path: Path):
     """Text, page, Markdown, JSON and the library, to the digit."""
@@ -65,13 +46,12 @@ def test_every_output_has_the_same_words_and_digits(name: str, tmp_path: Path):
     run = sidelight.open_run(path)
     assert verdict == written.verdict == run.verdict
     report, page, comment = ((path / f"report.{kind}").read_text(encoding="utf-8") for kind in ("txt", "html", "md"))
-    tags = re.compile(r"<(?!main|section)[^>]*>")
     outputs = {
         "text": plain(report),
-        "page": plain(html.unescape(tags.sub("", page))),
-        "markdown": plain(re.sub(r"\\(.)", r"\1", comment)),
-        "notebook": plain(html.unescape(tags.sub("", run._repr_html_()))),
-        "notebook's markdown": plain(re.sub(r"\\(.)", r"\1", run._repr_markdown_())),
+        "page": of_page(page),
+        "markdown": of_markdown(comment),
+        "notebook": of_page(run._repr_html_()),
+        "notebook's markdown": of_markdown(run._repr_markdown_()),
     }
     assert [] == [(kind, text) for kind, whole in outputs.items() for text in words_of(verdict) if text not in whole]
 

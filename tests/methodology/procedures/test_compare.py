@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace as replaced
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from msgspec.structs import replace
 from virtual_study import play
 
-from sidelight.methodology.procedures.compare import COMPARE, against
+from sidelight.exporter.summary.verdict import StudyVerdict
+from sidelight.methodology.procedures.compare import COMPARE
 from sidelight.methodology.study.findings import StudyFindings
-from sidelight.methodology.study.model import Done, Finished, Outcome, Parameters, Step, StudySettings
+from sidelight.methodology.study.model import Done, Finished, Outcome, Parameters, Reader, Step, StudySettings
 from sidelight.methodology.study.planning import decide
-from sidelight.methodology.study.samples import FAMILY, RunSample
+from sidelight.methodology.study.samples import FAMILY, RunSample, against
 from sidelight.simulator.settings import EngineSettings
 
 ENGINE = EngineSettings()
@@ -75,19 +77,47 @@ def test_a_queue_is_named_as_what_makes_the_difference(slower: tuple[list[Finish
     _, findings = slower
     assert findings.passed is None
     assert "worse on" in findings.answer[0]
-    assert any("queue" in sentence for sentence in findings.answer)
+    assert findings.verdict is not None
+    assert findings.verdict.cause == "queue"
     parts = next(table for table in findings.tables if table.name == "ttft-parts-b")
     shares = {row[0]: row[-1] for row in parts.rows}
     assert isinstance(shares["queue"], float)
     assert shares["queue"] > 0.8
 
 
-def test_a_sure_difference_of_the_ttft_stands_first() -> None:
-    """With the part that makes it, where neither was overloaded."""
-    variants = {"a": ENGINE, "b": replaced(ENGINE, slow=1.8)}
-    _, findings = play(COMPARE, asked(rate=1.0), ENGINE, variants=variants)
-    said = r"b is \d\d % slower than a at TTFT P\d\d; prefill makes most of it; sure at 95 %."
-    assert re.fullmatch(said, findings.answer[0])
+def both_ways(**variants: EngineSettings) -> tuple[StudyVerdict, StudyVerdict]:
+    """The verdict on two configurations, and that on the same runs with the sides exchanged."""
+    played: list[Any] = []
+
+    def findings(given: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
+        played.extend((finished, read))
+        return COMPARE.findings(given, finished, read)
+
+    settings = asked(rate=1.0, variants=tuple(variants))
+    _, forth = play(replaced(COMPARE, findings=findings), settings, ENGINE, variants=variants)
+    back = COMPARE.findings(replace(settings, variants=settings.variants[::-1]), *played)
+    assert forth.verdict is not None
+    assert back.verdict is not None
+    return forth.verdict, back.verdict
+
+
+def test_exchanged_sides_exchange_the_sentence() -> None:
+    """Of a sure difference: names, slower and faster, the bars, and each ratio."""
+    forth, back = both_ways(a=ENGINE, b=replaced(ENGINE, slow=2.5))
+    assert ("slower", "faster", "prefill") == (forth.state, back.state, forth.cause)
+    assert re.fullmatch(r"b is [\d.]+ times slower than a at TTFT P99; sure at 95 %.", forth.headline)
+    exchanged = {"a": "b", "b": "a", "slower": "faster"}
+    assert back.headline == " ".join(exchanged.get(word, word) for word in forth.headline.split(" "))
+    assert forth.bars == back.bars[::-1]
+    assert forth.do == back.do
+    for there, here in zip(forth.figures, back.figures, strict=True):
+        assert (there.value, there.base) == (here.base, here.value)
+        assert there.ratio is None or there.ratio * (here.ratio or 0.0) == pytest.approx(1.0)
+
+
+def test_equals_are_equal_either_way() -> None:
+    """Within the margin, whichever is named first."""
+    assert {"equal"} == {verdict.state for verdict in both_ways(a=ENGINE, b=ENGINE)}
 
 
 def test_the_same_system_beside_itself_is_not_worse() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from html_page import ATTACK, Page
-from studies import ANSWER, NOTES, findings, quantity, result
+from studies import ANSWER, NOTES, VERDICT, findings, quantity, result
 
 from sidelight.methodology.compliance.statement import Compliance, Judgement
 from sidelight.methodology.report import study_files
@@ -60,10 +60,12 @@ def test_a_study_derived_twice_has_the_same_files(written: dict[str, str]):
     assert written == files()
 
 
-def test_the_report_begins_with_the_answer_and_has_the_drafts_sections(written: dict[str, str]):
+def test_the_report_begins_with_verdict_and_answer_and_has_the_drafts_sections(written: dict[str, str]):
     """After the lines that say which study it is, and in the draft's order."""
     lines = written["report.txt"].splitlines()
-    assert lines[lines.index("") + 1 :][: len(ANSWER)] == list(ANSWER)
+    begin = lines.index("") + 1
+    assert lines[begin] == VERDICT.headline
+    assert lines[lines.index("", begin) + 1 :][: len(ANSWER)] == list(ANSWER)
     assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
     assert max(map(len, lines)) <= 100
     for title in ("Throughput Summary", "Latency at Maximum Throughput"):
@@ -279,7 +281,7 @@ def test_every_field_of_the_result_is_explained():
     page = (Path(__file__).parents[3] / "docs/reference/result.md").read_text(encoding="utf-8")
     structs = msgspec.json.schema(StudyResult)["$defs"]
     names = {name for struct in structs.values() for name in struct["properties"]}
-    assert set() == names - {name for path in re.findall(r"`([\w.]+)`", page) for name in path.split(".")}
+    assert set() == names - {name for path in re.findall(r"`([\w.\[\]]+)`", page) for name in re.split(r"\W+", path)}
 
 
 def test_the_minimum_report_has_intervals_where_there_are_some():
