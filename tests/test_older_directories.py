@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tarfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from codes import raises
 
+from sidelight.methodology.execution.derive import derive_study
 from sidelight.methodology.execution.record import open_study
 from sidelight.recorded.directory import MANIFEST
 from sidelight.sidecar.report.derive import derive
@@ -22,24 +24,44 @@ RECORDED = {
     "watch-4c26594e": (6, 16.7261528, 14.8414605),
     "watch-ae63ee32": (6, 21.3975502, 16.0746945),
 }
+# Of each step of a study: requests, TTFT p50 in ms, and completed requests/s, as that commit's `tables/sweep.csv` has
+# them.
+STUDIES = {
+    "study-ae63ee32": [(29, 7.52539, 7.602991335649205), (19, 7.242488, 4.699262932474681)],
+}
 
 
 def test_every_older_directory_is_read():
     """A missing row would be a test that never fails."""
-    assert sorted(RECORDED) == sorted(path.name.partition(".")[0] for path in OLDER.iterdir())
+    assert sorted([*RECORDED, *STUDIES]) == sorted(path.name.partition(".")[0] for path in OLDER.iterdir())
+
+
+def unpack(name: str, path: Path) -> None:
+    with tarfile.open(OLDER / f"{name}.tar.xz") as archive:
+        archive.extractall(path, filter="data")
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_an_older_directory_derives_to_what_it_said(name: str, tmp_path: Path):
     """Whole and complete; the client's times and the engine's are the same, whatever was learnt to estimate since."""
-    with tarfile.open(OLDER / f"{name}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(name, tmp_path)
     summary = derive(tmp_path).summary
     assert ("complete", "whole") == (summary.status, summary.integrity.state)
     prefill, ttft = summary.correlation.breakdown.prefill_ms, summary.client.ttft_ms
     assert prefill is not None
     assert ttft is not None
     assert RECORDED[name] == (summary.client.requests.ok, pytest.approx(ttft.mean), pytest.approx(prefill.mean))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_an_older_study_derives_to_what_it_said(name: str, tmp_path: Path):
+    """Its steps count with the same numbers, and it has the verdict that its commit did not know."""
+    unpack(name, tmp_path)
+    derived = derive_study(tmp_path)
+    rows = csv.DictReader((tmp_path / "tables/sweep.csv").read_text(encoding="utf-8").splitlines())
+    steps = [tuple(float(row[name]) for name in ("ok", "ttft_p50_ms", "completed_requests_per_s")) for row in rows]
+    assert STUDIES[name] == [pytest.approx(row) for row in steps]
+    assert ("complete", "no_limit", "") == (derived.result.status, derived.result.verdict.state, derived.damage)
 
 
 def test_a_directory_of_a_later_format_is_refused(tmp_path: Path):

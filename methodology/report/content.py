@@ -81,7 +81,7 @@ def answer(study: StudyContent) -> Iterator[Block]:
 
 
 def further(result: StudyResult) -> list[str]:
-    """Return the answer without what the verdict begins with."""
+    """Return the answer without the verdict's headline."""
     return [sentence for sentence in result.answer if sentence != result.verdict.headline]
 
 
