@@ -52,13 +52,15 @@ def engine(step: int) -> EngineCounts:
         endpoint=ENDPOINT,
         engine="vllm",
         version="0.32.0",
-        histograms={name: observed(step, 0.1, (0.05, 0.1, 0.5, 2.5)) for name in ENGINE_HISTOGRAMS},
+        histograms={
+            name: observed(step, 0.1, (0.05, 0.1, 0.5, 2.5)) for name in (*ENGINE_HISTOGRAMS, "kv_transfer_time")
+        },
         quantiles={
             ("ttft", "0.99", bound): value_s for bound, value_s in (("estimate", 0.2), ("low", 0.1), ("high", 0.3))
         },
-        gauges={"requests_running": 4.0, "requests_waiting": 2.0, "kv_cache_usage": 0.4},
+        gauges={"requests_running": 4.0, "requests_waiting": 2.0, "kv_cache_usage": 0.4, "kv_fetch_in_progress": 1.0},
         highest={"requests_running": 8.0, "requests_waiting": 58.0, "kv_cache_usage": 0.5},
-        counters=dict.fromkeys(ENGINE_COUNTERS, 100.0 * step),
+        counters=dict.fromkeys((*ENGINE_COUNTERS, "drafts"), 100.0 * step),
         scrapes={"ok": 4 * step, "failed": 0},
         last_scrape_duration_s=0.003,
         last_answer_s=1.7e9 + step,

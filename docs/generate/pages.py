@@ -26,7 +26,7 @@ from sidelight.exporter.summary.result import schema
 from sidelight.methodology.compliance.requirements import Requirement, requirements
 from sidelight.methodology.study.result import StudyResult
 from sidelight.scraper.engines import recognition as engines
-from sidelight.scraper.engines.catalogue import Catalogue, CatalogueQuantity, Entry
+from sidelight.scraper.engines.catalogue import FEATURES, Catalogue, CatalogueQuantity, Entry
 from sidelight.scraper.gateways import catalogue as gateways
 from sidelight.scraper.gateways.catalogue import GatewayEntry
 from sidelight.sidecar.cli import peers
@@ -285,7 +285,7 @@ def _engine(known: Catalogue) -> Iterator[str]:
     yield from (f"- {note}" for note in known.notes)
     yield "\n| quantity | metric or formula | meaning |\n|---|---|---|"
     yield from (_row(quantity) for quantity in known.quantities.values() if quantity.metrics)
-    absent = [quantity for quantity in known.quantities.values() if not quantity.metrics]
+    absent = [quantity for name, quantity in known.quantities.items() if not quantity.metrics and name not in FEATURES]
     if absent:
         reasons: dict[str, list[str]] = {}
         for quantity in absent:

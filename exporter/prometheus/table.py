@@ -25,6 +25,7 @@ from sidelight.exporter.prometheus.snapshot import (
     mean_parts,
 )
 from sidelight.rundir.printable.text import escaped
+from sidelight.scraper.engines.catalogue import FEATURES
 
 Value = float | Cumulative
 Kind = Literal["counter", "gauge", "histogram", "info", "summary"]
@@ -155,6 +156,11 @@ def _quantity(about: str, kind: Kind, quantity: str, what: str, *, name: str = "
     return MetricRow(f"{about}_{name or quantity}", kind, unit, ("endpoint",), what, read)
 
 
+def _features(field: str) -> Callable[[Mapping[str, Any]], dict[Any, Any]]:
+    """Return a reader of the `FEATURES` of each engine."""
+    return _each(lambda page: {name: value for name, value in getattr(page, field).items() if name in FEATURES})
+
+
 def _seen(field: str) -> Callable[[PartCounts], dict[tuple[str, str], Cumulative]]:
     """Return a reader of histograms by part; once there are requests, without unknown parts."""
 
@@ -256,6 +262,7 @@ ENGINE_COUNTERS = {
     "prefix_cache_hits": "Prefix cache: tokens found.",
     "requests_finished": "Requests the engine finished.",
 }
+_FEATURES = ", by its name in docs/reference/metrics/server.md."
 _ENGINES = (
     MetricRow("engine", "info", "", ("endpoint", "engine", "version"), "The engine found at an endpoint.",
         lambda engines: [{"endpoint": url, "engine": engine.engine, "version": engine.version}
@@ -271,6 +278,12 @@ _ENGINES = (
         "Highest value of each gauge that scrapes saw: of a run's measured phase, of a watch since its start.",
         _each(lambda engine: engine.highest)),
     *(_quantity("engine", "counter", name, what) for name, what in ENGINE_COUNTERS.items()),
+    MetricRow("engine_feature", "gauge", "", ("endpoint", "of"),
+        f"Requests, a share, tokens or seconds of an engine with certain features{_FEATURES}", _features("gauges")),
+    MetricRow("engine_feature_counted", "counter", "", ("endpoint", "of"),
+        f"Counts of such an engine, in tokens, requests and the like, or seconds{_FEATURES}", _features("counters")),
+    MetricRow("engine_feature_time", "histogram", "s", ("endpoint", "of"),
+        f"Times of such an engine{_FEATURES}", _features("histograms")),
 )
 _GATEWAYS = (
     MetricRow("gateway", "info", "", ("endpoint", "gateway"), "The gateway that a page is of.",

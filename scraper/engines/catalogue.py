@@ -26,7 +26,7 @@ INNER_TIMES = ("scheduler_intake",)
 _TOKENS = {"kind": "counter", "unit": "tokens"}
 _REQUESTS = {"kind": "gauge", "unit": "requests", "across": "sum"}
 # The canonical quantities, and what holds of each in all engines' files but where one states another unit.
-QUANTITIES: Mapping[str, Mapping[str, Any]] = {
+QUANTITIES: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("queue_time", "prefill_time", "decode_time", "inference_time", "ttft"), _TIME),
     **dict.fromkeys(("inter_token_latency", "tpot_per_request", "e2e_latency"), _TIME),
     **dict.fromkeys(("requests_running", "requests_waiting"), _REQUESTS),
@@ -35,6 +35,27 @@ QUANTITIES: Mapping[str, Mapping[str, Any]] = {
     "preemptions": {"kind": "counter", "unit": "preemptions"},
     **dict.fromkeys(("prefix_cache_queries", "prefix_cache_hits", "draft_tokens", "draft_tokens_accepted"), _TOKENS),
     "requests_finished": {"kind": "counter", "unit": "requests"},
+}
+_GAUGE = {"kind": "gauge", "across": "max"}
+_SECONDS = {"kind": "counter", "unit": "seconds"}
+_ITEMS = {"kind": "counter", "unit": "items"}
+# Quantities of what many engines run without, or do not tell: where a page shows them, else nothing is said of them.
+FEATURES: dict[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("requests_waiting_capacity", "requests_waiting_deferred"), _REQUESTS),
+    **dict.fromkeys(("kv_fetch_waiting_to_start", "kv_fetch_in_progress", "kv_fetch_completed_waiting"), _REQUESTS),
+    "kv_transfer_time": _TIME,
+    "kv_transfer_failures": {"kind": "counter", "unit": "transfers"},
+    **dict.fromkeys(("prefix_cache_hits_host", "prefix_cache_hits_disk", "prefix_cache_hits_remote"), _TOKENS),
+    "host_cache_usage": {**_GAUGE, "unit": "ratio"},
+    "drafts": {"kind": "counter", "unit": "drafts"},
+    **{f"draft_tokens_accepted_at_{place}": _TOKENS for place in (1, 2, 3, 4)},
+    "acceptance_length": {**_GAUGE, "unit": "tokens"},
+    "lora_usage": {**_GAUGE, "unit": "ratio"},
+    **dict.fromkeys(("mm_cache_queries", "mm_cache_hits"), _ITEMS),
+    "admission_rejections": {"kind": "counter", "unit": "requests"},
+    **dict.fromkeys(("scheduler_idle_time", "scheduler_stall_time"), _SECONDS),
+    "iteration_time": {**_GAUGE, "unit": "seconds"},
+    **dict.fromkeys(("preprocess_time", "route_time", "router_overhead"), _TIME),
 }
 _PAIRS: dict[Form, tuple[str, str]] = {
     "mean": ("sum", "count"),
@@ -295,7 +316,7 @@ def catalogue(engine: str) -> Catalogue:
 
 @cache
 def _read(engine: str) -> Catalogue:
-    return read_yaml("sidelight.scraper.engines", engine, Catalogue, QUANTITIES)
+    return read_yaml("sidelight.scraper.engines", engine, Catalogue, QUANTITIES | FEATURES)
 
 
 def names_in(package: str) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.engines.binding import CanonicalSource, PageNames, is_copy
 from sidelight.scraper.engines.catalogue import (
+    FEATURES,
     QUANTITIES,
     Catalogue,
     CatalogueQuantity,
@@ -22,6 +23,7 @@ from sidelight.scraper.engines.catalogue import (
 from sidelight.scraper.exposition import Series
 
 __all__ = [
+    "FEATURES",
     "QUANTITIES",
     "CanonicalSource",
     "Catalogue",
@@ -69,13 +71,15 @@ def detect(series: Iterable[Series]) -> RecognisedEngine | None:
 
 
 def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSource | Missing]:
-    """Return the source of each of `QUANTITIES`, or why it is missing.
+    """Return the source of each of `QUANTITIES`, or why it is missing; of `FEATURES`, those that the page shows.
 
     A source is the columns of a page (or matrix) that provide it.
     """
     known = catalogue(engine)
     page = PageNames(series, known, is_copy)
-    return {name: _source(known.quantities[name], page) for name in QUANTITIES}
+    sources = {name: _source(known.quantities[name], page) for name in QUANTITIES}
+    features = {name: page.source(known.quantities[name]) for name in FEATURES}
+    return sources | {name: source for name, source in features.items() if source is not None}
 
 
 def leading_engine(

@@ -186,6 +186,57 @@ class Quantities(Struct, frozen=True, kw_only=True):
     draft_tokens: Annotated[Counter | UnsetType, doc("Tokens that speculative decoding proposed.", "tokens")] = UNSET
     draft_tokens_accepted: Annotated[Counter | UnsetType, doc("Draft tokens that were accepted.", "tokens")] = UNSET
     requests_finished: Annotated[Counter | UnsetType, doc("Requests that ended in success.", "requests")] = UNSET
+    # Of what many engines run without, or do not tell (catalogue.FEATURES).
+    requests_waiting_capacity: Annotated[
+        Gauge | UnsetType, doc("Requests that wait for a place in the batch, tokens or KV cache.", "requests")
+    ] = UNSET
+    requests_waiting_deferred: Annotated[
+        Gauge | UnsetType,
+        doc("Requests that wait for KV cache from elsewhere, a LoRA adapter or the like.", "requests"),
+    ] = UNSET
+    kv_fetch_waiting_to_start: Annotated[
+        Gauge | UnsetType, doc("Requests whose KV cache is not being fetched from elsewhere yet.", "requests")
+    ] = UNSET
+    kv_fetch_in_progress: Annotated[
+        Gauge | UnsetType, doc("Requests whose KV cache is being fetched from elsewhere.", "requests")
+    ] = UNSET
+    kv_fetch_completed_waiting: Annotated[
+        Gauge | UnsetType, doc("Requests whose KV cache has come and that still wait.", "requests")
+    ] = UNSET
+    kv_transfer_time: Annotated[Histogram | UnsetType, doc("Transfers of KV cache between engines.", "s")] = UNSET
+    kv_transfer_failures: Annotated[Counter | UnsetType, doc("Transfers that failed.", "transfers")] = UNSET
+    prefix_cache_hits_host: Annotated[Counter | UnsetType, doc("Prompt tokens found in host memory.", "tokens")] = UNSET
+    prefix_cache_hits_disk: Annotated[Counter | UnsetType, doc("Prompt tokens found on a disk.", "tokens")] = UNSET
+    prefix_cache_hits_remote: Annotated[
+        Counter | UnsetType, doc("Prompt tokens that came from another engine or store.", "tokens")
+    ] = UNSET
+    host_cache_usage: Annotated[Gauge | UnsetType, doc("Used share of the KV cache in host memory.", "ratio")] = UNSET
+    drafts: Annotated[Counter | UnsetType, doc("Drafts of speculative decoding that were verified.", "drafts")] = UNSET
+    draft_tokens_accepted_at_1: Annotated[Counter | UnsetType, doc("First draft tokens accepted.", "tokens")] = UNSET
+    draft_tokens_accepted_at_2: Annotated[Counter | UnsetType, doc("Second draft tokens accepted.", "tokens")] = UNSET
+    draft_tokens_accepted_at_3: Annotated[Counter | UnsetType, doc("Third draft tokens accepted.", "tokens")] = UNSET
+    draft_tokens_accepted_at_4: Annotated[Counter | UnsetType, doc("Fourth draft tokens accepted.", "tokens")] = UNSET
+    acceptance_length: Annotated[
+        Gauge | UnsetType, doc("Tokens of a verified draft, the model's own included, as the engine has it.", "tokens")
+    ] = UNSET
+    lora_usage: Annotated[Gauge | UnsetType, doc("Used share of the places for LoRA adapters.", "ratio")] = UNSET
+    mm_cache_queries: Annotated[Counter | UnsetType, doc("Images and the like looked up in their cache.", "items")] = (
+        UNSET
+    )
+    mm_cache_hits: Annotated[Counter | UnsetType, doc("Of those, the ones found there.", "items")] = UNSET
+    admission_rejections: Annotated[
+        Counter | UnsetType, doc("Requests refused for a limit of the engine's queue.", "requests")
+    ] = UNSET
+    scheduler_idle_time: Annotated[Counter | UnsetType, doc("Time with nothing to schedule.", "s")] = UNSET
+    scheduler_stall_time: Annotated[
+        Counter | UnsetType, doc("Work of the scheduler between batches beside which no forward pass was seen.", "s")
+    ] = UNSET
+    iteration_time: Annotated[Gauge | UnsetType, doc("Duration of the last iteration.", "s")] = UNSET
+    preprocess_time: Annotated[Histogram | UnsetType, doc("Chat template and tokenisation in the frontend.", "s")] = (
+        UNSET
+    )
+    route_time: Annotated[Histogram | UnsetType, doc("Choice of a worker by the frontend.", "s")] = UNSET
+    router_overhead: Annotated[Histogram | UnsetType, doc("The same by the KV-aware router alone.", "s")] = UNSET
     missing: Reasons = UNSET
 
 

@@ -15,7 +15,14 @@ from msgspec import Struct, UnsetType, field
 from sidelight.rundir.fields import UNSET, Count, StampNs, doc
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.engines.catalogue import catalogue
-from sidelight.scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect, leading_engine
+from sidelight.scraper.engines.recognition import (
+    FEATURES,
+    QUANTITIES,
+    RecognisedEngine,
+    canonical,
+    detect,
+    leading_engine,
+)
 from sidelight.scraper.series.table import EndpointSeries
 from sidelight.scraper.window.quantities import GatewayPage, Quantities
 from sidelight.scraper.window.statistics import Described, describe, described_parts, measure
@@ -113,7 +120,7 @@ def server_summary(
     """Summarise the endpoints over a window, aggregated and one by one.
 
     Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added; only what
-    a frontend counts stands in for what the leading engine's pages lack.
+    a frontend counts, and its own stages, stand in for what the leading engine's pages lack.
     `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say. `gaps` are the times
     in which nothing was scraped.
     """
@@ -125,8 +132,8 @@ def server_summary(
     engine = leading_engine(
         (detected, sources) for detected, sources in zip(engines, shown, strict=True) if detected is not None
     )
-    parts: dict[str, list[Described]] = {name: [] for name in QUANTITIES}
-    counted_before: dict[str, list[Described]] = {name: [] for name in QUANTITIES}
+    parts: dict[str, list[Described]] = {name: [] for name in (*QUANTITIES, *FEATURES)}
+    counted_before: dict[str, list[Described]] = {name: [] for name in parts}
     missing: dict[str, str] = {}
     listed: list[Endpoint] = []
     for endpoint, detected, sources in zip(endpoints, engines, shown, strict=True):
@@ -139,7 +146,7 @@ def server_summary(
             missing = (absent or {}) | missing
         elif detected is not None and catalogue(detected.name).frontend:
             for name, part in described.items():
-                if part[0].source.quantity.kind == "counter":
+                if part[0].source.quantity.kind == "counter" or name in FEATURES:
                     counted_before[name].append(part)
     parts = {name: shares or counted_before[name] for name, shares in parts.items()}
     reason = UNSET if engine else _why_no_engine(endpoints)

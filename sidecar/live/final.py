@@ -19,12 +19,12 @@ from sidelight.exporter.html.page import as_html, as_parts
 from sidelight.exporter.prometheus.counts import counted, nothing_counted
 from sidelight.exporter.prometheus.page import LivePage
 from sidelight.exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
-from sidelight.exporter.prometheus.table import ENGINE_GAUGES
 from sidelight.exporter.report.verdict import largest_part, verdict_of
 from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import take
+from sidelight.scraper.window.quantities import Gauge, quantities_of
 from sidelight.scraper.window.window import Window
 from sidelight.sidecar.live.quantiles import estimated
 from sidelight.sidecar.live.tally import Tally, reported_rates
@@ -90,10 +90,9 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
 
 def _highest(summary: Summary, url: str) -> dict[str, float]:
     """Return the maxima of a page's gauges in the measured window."""
-    gauges = {
-        name: getattr(page, name) for page in summary.server.endpoints if page.url == url for name in ENGINE_GAUGES
-    }
-    return {name: gauge.stats.max for name, gauge in gauges.items() if gauge and isinstance(gauge.stats.max, float)}
+    pages = [page for page in summary.server.endpoints if page.url == url]
+    gauges = ((name, shown) for page in pages for name, shown in quantities_of(page) if isinstance(shown, Gauge))
+    return {name: gauge.stats.max for name, gauge in gauges if isinstance(gauge.stats.max, float)}
 
 
 def _means_s(parts: Parts) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from importlib import resources
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import yaml
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.engines.binding import CanonicalSource
 from sidelight.scraper.engines.catalogue import catalogue, engine_names
-from sidelight.scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect
+from sidelight.scraper.engines.recognition import FEATURES, QUANTITIES, RecognisedEngine, canonical, detect
 from sidelight.scraper.exposition import Page, histograms, parse
 from sidelight.scraper.series.log import rows
 from sidelight.scraper.series.table import build
@@ -22,6 +23,7 @@ from sidelight.scraper.spans.request_times import TIMES
 from sidelight.scraper.targets.scrape import Scrape
 
 DIRECTORY = Path(str(resources.files("sidelight.scraper.engines")))
+PAIR = Path(__file__).parents[1] / "data/vllm_pd_pages.txt.xz"
 
 
 @pytest.mark.parametrize("engine", engine_names())
@@ -59,14 +61,14 @@ def test_the_schema_refuses_what_is_no_formula(entry: dict[str, object]):
 @pytest.mark.parametrize("engine", engine_names())
 def test_every_engine_says_of_each_quantity_where_it_is_or_why_not(engine: str):
     """Also of those that its file leaves out; none is unknown; and no file is without an engine."""
-    assert set(QUANTITIES) == set(catalogue(engine).quantities)
+    assert set(QUANTITIES | FEATURES) == set(catalogue(engine).quantities)
     assert all(bool(quantity.metrics) != bool(quantity.absent) for quantity in catalogue(engine).quantities.values())
     assert {f"{name}.yaml" for name in engine_names()} == {path.name for path in DIRECTORY.glob("*.yaml")}
 
 
 def test_units_are_the_same_for_all_engines():
     """So that quantities of different engines can be set side by side; but TensorRT-LLM counts cached blocks."""
-    for name, common in QUANTITIES.items():
+    for name, common in (QUANTITIES | FEATURES).items():
         units = {catalogue(engine).quantities[name].unit for engine in engine_names()}
         assert units in ({common["unit"]}, {"tokens", "blocks"})
 
@@ -94,7 +96,7 @@ def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
     """A current vLLM provides every canonical quantity under its current name; those of speculation where it is on."""
     (endpoint,) = build(rows(vllm_scrapes))
     sources = canonical(endpoint.series, "vllm")
-    assert list(QUANTITIES) == list(sources)
+    assert [*QUANTITIES, *(name for name in FEATURES if name in sources)] == list(sources)
     for name in ("draft_tokens", "draft_tokens_accepted"):
         reason = sources.pop(name)
         assert isinstance(reason, Missing)
@@ -105,6 +107,57 @@ def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
     assert RecognisedEngine(name="vllm", version=None, detected_by="metric vllm:num_requests_running") == detect(
         endpoint.series
     )
+
+
+def test_a_prefill_and_a_decode_engine_show_their_features():
+    """Pages of a real vLLM pair with NIXL: only the one that takes KV cache has its fetches, and has made transfers."""
+    sections = lzma.decompress(PAIR.read_bytes()).decode().removeprefix("## ").split("\n## ")
+    shown = {}
+    for section in sections:
+        name, text = section.split("\n", 1)
+        page = parse(f"{text}\n")
+        sources = {key: source for key, source in canonical(page.series, "vllm").items() if key in FEATURES}
+        shown[name] = {
+            key: float(page.values[list(source.columns)].sum())
+            if source.columns
+            else float(page.values[[columns.count for columns in source.histograms]].sum())
+            for key, source in sources.items()
+            if isinstance(source, CanonicalSource)
+        }
+    fetches = {
+        "kv_fetch_waiting_to_start": 0.0,
+        "kv_fetch_in_progress": 1.0,
+        "kv_fetch_completed_waiting": 1.0,
+    }
+    assert fetches.items() <= shown["decode"].items()
+    assert not fetches.keys() & shown["prefill"].keys()
+    for name, decode, prefill in (
+        ("kv_transfer_time", 48.0, 0.0),
+        ("kv_transfer_failures", 0.0, 0.0),
+        ("prefix_cache_hits_remote", 27520.0, 0.0),
+        ("requests_waiting_capacity", 0.0, 10.0),
+        ("requests_waiting_deferred", 2.0, 0.0),
+    ):
+        assert (decode, prefill) == (shown["decode"][name], shown["prefill"][name]), name
+
+
+def test_stages_of_sglang_s_scheduler_are_stalls_where_no_forward_pass_ran():
+    """Neither idle time nor the running of batches, nor what a forward pass hides."""
+    page = parse(
+        "# TYPE sglang:scheduler_stage_seconds_total counter\n"
+        + "".join(
+            f'sglang:scheduler_stage_seconds_total{{category="{category}",forward_overlap="{overlap}"}} {value}\n'
+            for category, overlap, value in (
+                ("idle", "none", 100),
+                ("run_batch", "none", 10),
+                ("process_batch_result", "full", 5),
+                ("process_batch_result", "none", 2),
+                ("recv_requests", "none", 1),
+            )
+        )
+    )
+    source = source_of(canonical(page.series, "sglang"), "scheduler_stall_time")
+    assert 3.0 == page.values[list(source.columns)].sum()
 
 
 def test_old_names_are_fallbacks():

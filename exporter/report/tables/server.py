@@ -12,6 +12,8 @@ from sidelight.exporter.document import BLANK, Block, Cell, Prose, numbers, tabl
 from sidelight.exporter.summary.correlation import TimePercentiles
 from sidelight.exporter.summary.result import Summary
 from sidelight.rundir.printable.numbers import cell, ms, percent
+from sidelight.scraper.engines.catalogue import FEATURES
+from sidelight.scraper.gateways.catalogue import UNITS_S
 from sidelight.scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
 from sidelight.scraper.window.summary import Server
 
@@ -52,7 +54,7 @@ def server_section(summary: Summary) -> Iterator[Block]:
         if server.endpoints or not summary.client.requests.sent:  # else the conclusion says it
             yield from (Prose(f"Server: {server.reason}", "warning"), BLANK)
         return
-    rows = [*_times(summary), *_gauges(server), *_counters(server)]
+    rows = [*_times(summary), *_gauges(server), *_counters(server), *_features(server)]
     if rows:
         title = f"Server: {engine.name} {engine.version or ''}".rstrip()
         columns = (*numbers("count", show=cell), *numbers("mean", "p50", "p99", "max"))
@@ -98,6 +100,28 @@ def _counters(server: Server) -> Iterator[tuple[Cell, ...]]:
         yield "draft tokens accepted", accepted, percent(accepted / drafted)
 
 
+def _features(server: Server) -> Iterator[tuple[Cell, ...]]:
+    """Yield the features above zero; summary.json has all that a page shows."""
+    deferred = server.requests_waiting_deferred
+    is_one_reason = not (deferred and deferred.stats.max)  # then all that wait do for capacity
+    for name in FEATURES:
+        if name == "requests_waiting_capacity" and is_one_reason:
+            continue
+        shown: Histogram | Gauge | Counter | UnsetType = getattr(server, name)
+        label = name.replace("kv", "KV").replace("lora", "LoRA").replace("mm", "multi-modal").replace("_", " ")
+        if isinstance(shown, Counter) and shown.stats.total:
+            yield (f"{label}, s" if shown.unit == "seconds" else label), shown.stats.total
+        elif isinstance(shown, Gauge) and shown.stats.max:
+            values = [_known(shown.stats, statistic) for statistic in ("mean", "p50", "p99", "max")]
+            if shown.unit == "seconds":
+                yield f"{label}, ms", "", *(ms(None if value is None else 1e3 * value) for value in values)
+            else:
+                yield label, "", *((percent if shown.unit == "ratio" else cell)(value) for value in values)
+        elif isinstance(shown, Histogram) and shown.stats.count and shown.stats.mean:
+            estimates = (_estimate(shown, statistic) for statistic in ("p50", "p99"))
+            yield f"{label}, ms", shown.stats.count, 1e3 * UNITS_S[shown.unit] * shown.stats.mean, *estimates
+
+
 def gauge_cell(name: str, value: float | None) -> str:
     """Return a value of a gauge as a table shows it: of the KV cache in percent."""
     return percent(value) if name == "kv_cache_usage" else cell(value)
@@ -116,11 +140,11 @@ def _estimate(histogram: Histogram, name: str) -> str:
     value, interval = _known(histogram.stats, name), (histogram.intervals or {}).get(name, Range())
     if value is None:
         return "-"
-    low, high = _known(interval, "low"), _known(interval, "high")
-    low_ms, high_ms = -math.inf if low is None else 1e3 * low, math.inf if high is None else 1e3 * high
+    low, high, unit_ms = _known(interval, "low"), _known(interval, "high"), 1e3 * UNITS_S[histogram.unit]
+    low_ms, high_ms = -math.inf if low is None else unit_ms * low, math.inf if high is None else unit_ms * high
     if name in (histogram.unresolved or ()):
         return f"≤ {cell(high_ms)}" if math.isfinite(high_ms) else f"≥ {cell(max(low_ms, 0.0))}"
-    return _between(1e3 * value, low_ms, high_ms)
+    return _between(unit_ms * value, low_ms, high_ms)
 
 
 def _seen(percentiles: TimePercentiles, name: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 import series
 from series import QUEUE, WAITING, counter, gauge, histogram
 
-from sidelight.scraper.engines.recognition import QUANTITIES
+from sidelight.scraper.engines.recognition import FEATURES, QUANTITIES
 from sidelight.scraper.series.log import rows
 from sidelight.scraper.series.table import build
 from sidelight.scraper.targets.scrape import Scrape
@@ -379,7 +379,27 @@ def test_an_older_sglang_page_without_that_counter_shows_nothing():
     assert f"the page shows no counter {RETRACTED}" == summary["missing"]["preemptions"]
 
 
+def test_features_are_stated_where_a_page_shows_them():
+    """They add up, in the unit in which they are exposed; where no page shows one nothing is said of it."""
+
+    def shown(n: int, *, features: bool) -> str:
+        transfers = histogram("sglang:kv_transfer_latency_ms", n, 20 * n, buckets=[("25", n)])
+        extra = gauge("sglang:num_decode_transfer_queue_reqs", 2) + transfers
+        return gauge("sglang:num_running_reqs", 1) + (extra if features else "")
+
+    records = scrapes("a", [shown(n, features=True) for n in (1, 2, 4)])
+    records += scrapes("b", [shown(n, features=True) for n in (1, 3, 3)])
+    records += scrapes("c", [shown(n, features=False) for n in (1, 3, 3)])
+    summary = summarised(records, 1.5, 3.5)
+    assert 4 == summary["kv_fetch_in_progress"]["stats"]["max"]
+    transfers = summary["kv_transfer_time"]
+    assert ("milliseconds", 5, 20.0) == (transfers["unit"], transfers["stats"]["count"], transfers["stats"]["mean"])
+    assert not FEATURES.keys() & (summary["missing"].keys() | summary["endpoints"][2]["missing"].keys())
+    assert "kv_transfer_time" not in summary["endpoints"][2]
+
+
 def test_every_canonical_quantity_has_a_field():
     """In the order of the list, in the whole and in each endpoint."""
     for kind in (Server, Endpoint):
-        assert tuple(QUANTITIES) == tuple(name for name in kind.__struct_fields__ if name in QUANTITIES)
+        known = QUANTITIES | FEATURES
+        assert tuple(known) == tuple(name for name in kind.__struct_fields__ if name in known)
