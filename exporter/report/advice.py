@@ -10,8 +10,10 @@ from msgspec import UNSET
 from sidelight.correlator.parts import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
 from sidelight.correlator.statistics.queueing import WhileWaiting
 from sidelight.exporter.summary.breakdown import Breakdown, is_certain, json_name
+from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.gateways import GatewaySummary
 from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.self_check.claims import Claim, are_sure
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.printable.numbers import cell, percent, spoken
@@ -136,18 +138,29 @@ def advised(summary: Summary) -> Advice:
 
 
 def generator_held_up(summary: Summary) -> bool:
-    """Return whether the load generator's error is too large beside the TTFT for any decision.
+    """Return whether the load generator's error is large enough to change the verdict.
 
-    Where every objective of a latency is met, or missed, by more than that error, their decision stands.
+    That is whether an objective is met, and which part of the TTFT is the largest. Goodput judges each request, whose
+    margins are not known; without an objective and parts the figures are all there is.
     """
     error_ms, slo = summary.self_check.error_ms, summary.client.slo
     if summary.watch or not error_ms.ttft.unusable:
         return False
-    most_ms = max(error_ms.ttft.p99 or 0.0, error_ms.itl.p99 or 0.0)
-    timed = [each for each in (slo.objectives if slo else ()) if each.bound_ms is not None]
-    return not timed or any(
-        each.value_ms is None or abs(each.value_ms - (each.bound_ms or 0.0)) <= most_ms for each in timed
-    )
+    objectives = slo.objectives if slo else []
+    timed = [(each.metric, Claim(each.value_ms, each.bound)) for each in objectives if each.value_ms is not None]
+    gaps = [claim for metric, claim in timed if metric in ("itl", "tpot")]
+    waits = [*(claim for metric, claim in timed if metric in ("ttft", "e2e")), *largest_claim(summary.correlation)]
+    if not (objectives or waits) or any(each.metric in ("goodput", "goodput_ratio") for each in objectives):
+        return True
+    return not (are_sure(waits, error_ms.ttft.p99 or 0.0) and are_sure(gaps, error_ms.itl.p99 or 0.0))
+
+
+def largest_claim(correlation: Correlation) -> list[Claim]:
+    """Return the claim that a part of the mean TTFT is the largest; nothing where its parts are not known."""
+    parts = (getattr(correlation.breakdown, json_name(part)) for part in TTFT_PARTS)
+    means_ms = sorted((part.mean for part in parts if part.mean is not None and is_certain(part)), reverse=True)
+    first_ms, second_ms, *_ = *means_ms, 0.0, 0.0
+    return [Claim(first_ms, second_ms)] if means_ms and not correlation.missing else []
 
 
 def _before_any_change(summary: Summary) -> str:

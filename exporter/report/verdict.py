@@ -50,6 +50,7 @@ from sidelight.exporter.summary.verdict import (
     Subject,
     VerdictFigure,
 )
+from sidelight.loadgen.requests.self_check.stated_error import ErrorBound
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.clock import iso_ms
@@ -250,7 +251,7 @@ def _figures(summary: Summary) -> Iterator[VerdictFigure]:
         if not rates.ended_in_load:
             served, drained = 0.0, "" if served is None else f", {cell(served)} once it ended"
     yield served_figure(served, None if summary.watch else offered, drained)
-    yield from _times(client)
+    yield from _times(client, summary.self_check.error_ms.ttft)
     unended = requests.cancelled + requests.in_flight
     not_ended = f", {unended:,} not ended" if unended else ""
     yield failed_figure(requests.failed + requests.refused, requests.sent, not_ended)
@@ -266,22 +267,30 @@ def failed_figure(failed: int, sent: int, unended: str = "") -> VerdictFigure:
     return VerdictFigure(name="failed", label="failed", value=float(failed), text=text, bad=failed > 0)
 
 
-def _times(client: ClientSummary) -> Iterator[VerdictFigure]:
-    """Yield p50 and p99 of the TTFT; of replies in one piece, of the end-to-end time."""
+def _times(client: ClientSummary, error: ErrorBound) -> Iterator[VerdictFigure]:
+    """Yield p50 and p99 of the TTFT, with an error that is large; of replies in one piece, of the end-to-end time."""
     whole = "ttft" if client.ttft_ms.mean is not None or client.e2e_ms.mean is None else "e2e"
     times = getattr(client, f"{whole}_ms")
     objectives = client.slo.objectives if client.slo else ()
-    yield from time_figures(whole, {level: getattr(times, level) for level in LEVELS}, objectives)
+    error_ms = error.p99 if error.unusable else None
+    yield from time_figures(whole, {level: getattr(times, level) for level in LEVELS}, objectives, error_ms=error_ms)
 
 
 def time_figures(
-    whole: str, times_ms: Mapping[str, float | None], objectives: Sequence[ObjectiveResult], *, off: float = 1e-6
+    whole: str,
+    times_ms: Mapping[str, float | None],
+    objectives: Sequence[ObjectiveResult],
+    *,
+    off: float = 1e-6,
+    error_ms: float | None = None,
 ) -> Iterator[VerdictFigure]:
-    """Yield percentiles of a time, each with its objective."""
+    """Yield percentiles of a time, each with its error and its objective."""
     beside = {level: _objective_of(f"{whole}_{level}", times_ms[level], objectives, off=off) for level in LEVELS}
     together = *times_ms.values(), *(objective.bound_ms for objective in beside.values() if objective)
     for level in LEVELS:
         name, objective, text = f"{whole}_{level}", beside[level], spoken(times_ms[level], *together)
+        if error_ms is not None:
+            text += f" \N{PLUS-MINUS SIGN} {spoken(error_ms, *together)}"
         if objective is not None:
             bound = f"{objective.text[len(name) :][:1]} {spoken(objective.bound_ms, *together)}"
             text += f" ({bound}: {_MET[objective.met]})"

@@ -82,8 +82,9 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         State,
         doc(
             "`failing`: requests fail, or the server stopped answering; `untrusted`: records are missing, or the load "
-            "generator was held up; `overloaded`: requests piled up; `missed`: an objective was missed; `healthy`: "
-            "none of these, and every objective met, or without any no wait stands out; else `not_judged`."
+            "generator's error could change an objective or the largest part; `overloaded`: requests piled up; "
+            "`missed`: an objective was missed; `healthy`: none of these, and every objective met, or without any no "
+            "wait stands out; else `not_judged`."
         ),
     ]
     cause: Annotated[

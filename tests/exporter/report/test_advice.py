@@ -250,7 +250,7 @@ def test_numbers_that_mean_nothing_are_measured_again_first():
     """
     wanted = made_of("queue", waiting=SEATS)
     error = wanted.self_check.error_ms
-    off = replace(error, ttft=replace(error.ttft, p99=9.0, limit=1.0))
+    off = replace(error, ttft=replace(error.ttft, p99=900.0, limit=1.0))
     slow = replace(wanted, self_check=replace(wanted.self_check, error_ms=off))
     damaged = replace(wanted, integrity=replace(wanted.integrity, state="damaged"))
     failed = summaries.summary(replace(summaries.uncorrelated("no request succeeded"), requests=0))

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 import summaries
 from golden_files import GOLDEN, names
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from verdict_words import of_markdown, of_page, plain, words_of
 
@@ -84,12 +86,17 @@ def slo(met: bool | None) -> SloResult:
 
 
 BLOCKED = summaries.summary(summaries.correlated())
-HELD_UP = replace(
-    BLOCKED.self_check,
-    error_ms=replace(
-        BLOCKED.self_check.error_ms, ttft=replace(BLOCKED.self_check.error_ms.ttft, p99=90.0, median=200.0, limit=4.0)
-    ),
-)
+LEAD_MS, MARGIN_MS = 120.0, summaries.BLOCK.p99 - OBJECTIVE.bound  # of queue over prefill, and beyond the objective
+
+
+def held_up(error_ms: float) -> Any:
+    """Return a self-check of which the TTFT, with a median of 200 ms, may be so far off."""
+    error = BLOCKED.self_check.error_ms
+    ttft = replace(error.ttft, p99=error_ms, median=200.0, limit=4.0)
+    return replace(BLOCKED.self_check, error_ms=replace(error, ttft=ttft))
+
+
+HELD_UP, TOO_FAR_OFF = held_up(LEAD_MS - 1), held_up(LEAD_MS + 1)
 GROWING = replace(
     BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="growing", capacity_per_s=3.0)
 )
@@ -97,6 +104,8 @@ PREFILLED = summaries.parts()
 PREFILLED = summaries.correlated(
     summaries.findings(dataclasses.replace(PREFILLED, queue_s=PREFILLED.prefill_s, prefill_s=PREFILLED.queue_s))
 )
+NO_PARTS = summaries.uncorrelated("no page")
+NEARLY = replace(slo(True), objectives=[replace(OBJECTIVE, bound=1200.0, bound_ms=1200.0)])
 UNDECIDED = replace(BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="undecided"))
 RESTARTED = "the engine at http://e/metrics restarted (1 x): its counts from just before that are lost"
 LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48})
@@ -112,8 +121,13 @@ LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48}
         (run_with(methodology=UNDECIDED), "not_judged", "queue"),
         (run_with(methodology=UNDECIDED, correlation=PREFILLED), "healthy", "prefill"),
         (run_with(methodology=GROWING, client=client(slo=slo(True))), "overloaded", "queue"),
-        (run_with(self_check=HELD_UP, methodology=GROWING), "untrusted", "generator"),
+        (run_with(self_check=TOO_FAR_OFF, methodology=GROWING), "untrusted", "generator"),
+        (run_with(self_check=TOO_FAR_OFF, client=client(slo=slo(True))), "untrusted", "generator"),
+        (run_with(self_check=HELD_UP, methodology=GROWING), "overloaded", "queue"),
         (run_with(self_check=HELD_UP, client=client(slo=slo(True))), "healthy", "queue"),
+        (run_with(self_check=HELD_UP, client=client(slo=NEARLY)), "untrusted", "generator"),
+        (run_with(self_check=HELD_UP, client=client(slo=slo(True)), correlation=NO_PARTS), "healthy", "none"),
+        (run_with(self_check=HELD_UP, correlation=NO_PARTS), "untrusted", "generator"),
         (run_with(client=client(requests={"ok": 98, "failed": 2})), "failing", "server"),
         (run_with(client=client(requests={"ok": 199, "sent": 200, "failed": 1})), "not_judged", "queue"),
         (run_with(client=client(outage=LOST), self_check=HELD_UP), "failing", "server"),
@@ -124,7 +138,9 @@ LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48}
     ],
     ids=[
         "a wait without an objective", "met", "missed", "unknown", "too short", "too short, without a wait",
-        "overloaded", "held up", "held up by less than matters", "two in a hundred", "one in two hundred", "no answer",
+        "overloaded", "held up", "held up, with an objective", "held up by less than the cause leads",
+        "held up by less than matters", "held up by more than the objective's margin", "held up, without parts",
+        "held up, with figures alone", "two in a hundred", "one in two hundred", "no answer",
         "restarted", "damaged", "nothing sent", "no page",
     ],
 )  # fmt: skip
@@ -132,6 +148,27 @@ def test_the_state_follows_from_the_summary(summary: Summary, state: str, cause:
     """Records before failures, failures before the load generator, that before the load and its objectives."""
     verdict = verdict_of(summary)
     assert (state, cause) == (verdict.state, verdict.cause)
+
+
+@given(st.tuples(st.floats(20.1, 1e4), st.floats(20.1, 1e4)), st.sampled_from([None, slo(True), slo(False), NEARLY]))
+def test_a_smaller_error_never_costs_trust(errors_ms: tuple[float, float], objectives: SloResult | None):
+    """Up to where an objective or the cause could be another, the state is the judgement; beyond it, it is distrust."""
+    less, more = (
+        verdict_of(run_with(self_check=held_up(error_ms), client=client(slo=objectives)))
+        for error_ms in sorted(errors_ms)
+    )
+    assert more.state in {less.state, "untrusted"}
+    margins_ms = [LEAD_MS, *([abs(each.value - each.bound) for each in objectives.objectives] if objectives else [])]
+    assert (more.state == "untrusted") == (max(errors_ms) >= min(margins_ms))
+
+
+def test_a_large_error_stands_beside_its_figures():
+    """Also where the state is the judgement; a small one does not."""
+    shown = {
+        error_ms: {figure.name: figure.text for figure in verdict_of(run_with(self_check=held_up(error_ms))).figures}
+        for error_ms in (19.0, 50.0)
+    }
+    assert ("180 ms", "180 ms ± 50 ms") == (shown[19.0]["ttft_p50"], shown[50.0]["ttft_p50"])
 
 
 def test_an_objective_of_a_percentile_stands_beside_its_figure():
