@@ -1,0 +1,50 @@
+"""State of a verdict where it follows from objectives, or from a wait without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidelight.correlator.parts import CAUSES
+from sidelight.exporter.summary.verdict import (
+    State,
+    Subject,
+)
+from sidelight.loadgen.requests.slo.results import ObjectiveResult
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedState:
+    """State of a run. `cause` is None where it is the largest part of the time; `why` is "" where it follows from the
+    parts.
+    """
+
+    state: State
+    headline: str
+    cause: Subject | None = None
+    why: str = ""
+
+
+def by_objectives(objectives: Sequence[ObjectiveResult], when: str = "") -> JudgedState | None:
+    """Return the state by the objectives; None without any. `when` says of which time they are."""
+    unmet = {met: [each for each in objectives if each.met is met] for met in (False, None)}
+    texts = {met: ", ".join(each.text for each in named) for met, named in unmet.items()}
+    if unmet[False]:
+        return JudgedState("missed", f"Objective missed{when}: {texts[False]}.")
+    if unmet[None]:
+        why = unmet[None][0].missing
+        return JudgedState("not_judged", f"Not judged: whether {texts[None]} is met is not known ({why}).")
+    return JudgedState("healthy", f"Healthy{when}: every objective was met.") if objectives else None
+
+
+def by_parts(large: Sequence[str]) -> JudgedState | None:
+    """Return the state by a large part that is a wait, without an objective; None without one."""
+    goal = "no objective (--slo) says what is good enough"
+    return next(
+        (JudgedState("not_judged", f"Not judged: {CAUSES[part]} stands out, and {goal}.") for part in waits_of(large)),
+        None,
+    )
+
+
+def waits_of(large: Sequence[str]) -> list[str]:
+    return [part for part in large if part != "prefill"]
