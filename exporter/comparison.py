@@ -31,6 +31,7 @@ from sidelight.exporter.summary.verdict import (
     StudyVerdict,
     Subject,
 )
+from sidelight.loadgen.requests.self_check.claims import Claim, are_sure
 from sidelight.loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
 from sidelight.rundir.printable.numbers import cell, setting, spoken, spoken_together
 from sidelight.rundir.printable.text import as_sentence
@@ -90,12 +91,23 @@ def _verdict(runs: Sequence[Compared], states: Sequence[tuple[Compared, RunVerdi
         do = " ".join(f"For {run.label}: {each.do}" for run, each in states if each.state in NOT_COMPARABLE)
     elif not before_ms or not after_ms:
         headline = "Not comparable: a run has no TTFT."
+    elif not are_sure([Claim(after_ms, before_ms)], error_ms := sum(map(_error_ms, runs))):
+        times = " and ".join(spoken_together(after_ms, before_ms))
+        headline = f"Not decided: {level} of the TTFT, {times}, may each be off: together by {spoken(error_ms)}."
+        cures = (check.cause.cure for run in runs if (check := run.summary.self_check).cause and _error_ms(run))
+        do = as_sentence(f"measure again; {next(cures, 'keep processors free for the load generator')}")
     else:
         state = "slower" if after_ms >= before_ms else "faster"
         times = " and ".join(spoken_together(after_ms, before_ms))
         how = f"{moved(after_ms / before_ms)} {state}"
         headline = f"{last.name} is {how} than {first.name} at {level} of the TTFT: {times}."
     return comparison_verdict(sides, state, headline, do)
+
+
+def _error_ms(run: Compared) -> float:
+    """Return the error of a run's TTFT where it is large, else 0."""
+    error = run.summary.self_check.error_ms.ttft
+    return error.p99 or 0.0 if error.unusable else 0.0
 
 
 def _side(run: Compared, verdict: RunVerdict) -> Side:
