@@ -15,8 +15,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from sidelight.loadgen.requests.table.log import RequestLog, unknown_requests
 from sidelight.rundir.columns import Ints, Texts
-from sidelight.scraper.gateways.catalogue import FirstOutput
-from sidelight.scraper.spans.received import ReceivedSpan, attributes_of
+from sidelight.scraper.gateways.catalogue import gateway
+from sidelight.scraper.spans.received import ReceivedSpan, SpanKind, attributes_of
 
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
 FIRST_TOKEN_ATTRIBUTES = ("gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
@@ -99,7 +99,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         received_ns=received.received_ns,
-        first_s=_first_s(span, attributes, kind.first_output),
+        first_s=_first_s(span, attributes, kind),
         error=_error(span, attributes),
         input_tokens=_tokens(attributes.get("gen_ai.usage.input_tokens")),
         output_tokens=_tokens(attributes.get("gen_ai.usage.output_tokens")),
@@ -127,7 +127,7 @@ def encloses(outer: ClientSpan, inner: ClientSpan) -> bool:
     return outer.start_ns - CLOCKS_NS <= inner.start_ns and inner.end_ns <= outer.end_ns + CLOCKS_NS
 
 
-def _first_s(span: Span, attributes: dict[str, str | float], catalogued: FirstOutput | None) -> float:
+def _first_s(span: Span, attributes: dict[str, str | float], kind: SpanKind) -> float:
     """Return the seconds from a span's start to its first output, NaN if unknown.
 
     Read from an attribute, else from an event.
@@ -138,10 +138,12 @@ def _first_s(span: Span, attributes: dict[str, str | float], catalogued: FirstOu
         # A time longer than the whole span is not in seconds: some clients write milliseconds.
         if isinstance(stated, float) and 0 <= stated <= whole_s + _ROUNDING_S:
             return min(stated, whole_s)
-    if catalogued is not None:
-        stated_s = catalogued.seconds(attributes.get(catalogued.attribute))
+    if kind.first_output is not None:
+        stated_s = kind.first_output.seconds(attributes.get(kind.first_output.attribute))
         if stated_s is not None and 0 <= stated_s <= whole_s + _ROUNDING_S:
             return min(stated_s, whole_s)
+    if kind.role == "gateway" and (rules := gateway(kind.engine).spans) is not None and rules.late_events:
+        return math.nan
     marks = [event.time_unix_nano for event in span.events if event.name in FIRST_TOKEN_EVENTS]
     first_s = (min(marks) - span.start_time_unix_nano) / 1e9 if marks else math.nan
     return first_s if 0 <= first_s <= whole_s else math.nan

@@ -42,7 +42,7 @@ def is_copy(labels: LabelSet) -> bool:
 class PageNames:
     """The series of a page by the engine's own names; `exposed` are the names as the page has them.
 
-    Label sets for which `ignored` holds are left out.
+    Label sets for which `ignored` holds are left out, and of a name under several prefixes all but the first shown.
     """
 
     def __init__(
@@ -59,14 +59,15 @@ class PageNames:
                 continue
             if labelled.name not in normalised:
                 normalised[labelled.name] = known.normalised(labelled.name)
-                self.exposed.setdefault(normalised[labelled.name], labelled.name)
-            self.columns.setdefault(normalised[labelled.name], []).append(column)
+            name = normalised[labelled.name]
+            if self.exposed.setdefault(name, labelled.name) == labelled.name:
+                self.columns.setdefault(name, []).append(column)
         for group in histograms(self.series):
             if ignored(group.labels):
                 continue
             family = known.normalised(group.family)
-            self.exposed.setdefault(family, group.family)
-            self.groups.setdefault(family, []).append(group)
+            if self.exposed.setdefault(family, group.family) == group.family:
+                self.groups.setdefault(family, []).append(group)
 
     def source(self, quantity: CatalogueQuantity) -> CanonicalSource | None:
         """Return the source of a quantity on this page, by its first complete entry; None without one."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from series import counter, gauge, histogram
 
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.engines import recognition as engines
@@ -152,6 +153,55 @@ def test_copies_of_engines_gauges_make_no_engine(pages: Mapping[str, Page]):
     source = engines.canonical(page.series, "vllm")["requests_running"]
     assert not isinstance(source, Missing)
     assert [2.0] == page.values[list(source.columns)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (
+            counter("llm_d_epp_request_total", 5)
+            + counter("inference_objective_request_total", 5)
+            + gauge("llm_d_epp_request_running", 2)
+            + gauge("llm_d_epp_flow_control_queue_size", 3),
+            "llm_d_epp",
+            {"requests": 5.0, "requests_in_flight": 2.0, "requests_waiting": 3.0},
+        ),
+        (
+            counter("inference_objective_request_total", 5) + gauge("inference_objective_running_requests", 2),
+            "llm_d_epp",
+            {"requests": 5.0, "requests_in_flight": 2.0, "upstream_errors": 0.0},
+        ),
+        (
+            histogram("gen_ai_server_request_duration_seconds", 4, 2, labels='gen_ai_operation_name="chat"'),
+            "envoy_ai_gateway",
+            {"requests": 4.0, "request_time": 4.0, "upstream_errors": 0.0},
+        ),
+        (
+            counter("agentgateway_requests_total", 4) + histogram("agentgateway_request_processing_seconds", 4, 1),
+            "agentgateway",
+            {"requests": 4.0, "queue_time": 4.0, "retries": 0.0},
+        ),
+        (
+            counter("llm_model_requests_total", 4) + histogram("llm_model_routing_latency_seconds", 4, 1),
+            "semantic_router",
+            {"requests": 4.0, "queue_time": 4.0},
+        ),
+    ],
+    ids=["llm-d", "old names", "Envoy AI Gateway", "agentgateway", "semantic-router"],
+)
+def test_a_page_as_the_source_has_it(text: str, name: str, expected: dict[str, float]):
+    """Of names that stand twice, old and new, one counts."""
+    page = parse(text.encode())
+    recognised = detect(page.series)
+    assert recognised is not None
+    assert name == recognised.name
+    assert engines.detect(page.series) is None
+    shown = {
+        quantity: float(page.values[[*source.columns, *(columns.count for columns in source.histograms)]].sum())
+        for quantity, source in canonical(page.series, name).items()
+        if not isinstance(source, Missing)
+    }
+    assert expected.items() <= shown.items()
 
 
 def test_an_idle_page_is_recognised():

@@ -7,14 +7,14 @@ import math
 import pytest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from sent_spans import INTERNAL, MS, NOON, SERVER, call, gateway, span
+from sent_spans import CLIENT, INTERNAL, MS, NOON, SERVER, call, gateway, span
 
 from sidelight.recorded.client_spans import ClientSpan, client_span
 from sidelight.scraper.spans.received import received
 
 
-def read(sent: Span) -> ClientSpan:
-    return client_span(received(sent, "", NOON, Resource()))
+def read(sent: Span, scope: str = "") -> ClientSpan:
+    return client_span(received(sent, scope, NOON, Resource()))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,24 @@ def test_the_first_output_is_marked_by_an_event(name: str):
     for after_ms, event in ((50, "sent"), (400, name), (200, name)):
         call.events.add(name=event, time_unix_nano=NOON + after_ms * MS)
     assert 0.2 == pytest.approx(read(call).first_s)
+
+
+@pytest.mark.parametrize("kind", [INTERNAL, CLIENT])
+def test_envoy_ai_gateway_s_call_of_a_model_is_not_a_client_s(kind: Span.SpanKind.ValueType):
+    """It is the gateway's own, whatever its kind; its event comes with the end, and says nothing of a first output."""
+    sent = span("chat m", "a", kind=kind, attributes={"gen_ai.operation.name": "chat"})
+    sent.events.add(name="First Token Stream Event", time_unix_nano=sent.end_time_unix_nano)
+    shown = read(sent, "envoyproxy/ai-gateway")
+    assert ("envoy_ai_gateway", True, True) == (shown.gateway, shown.serves, math.isnan(shown.first_s))
+
+
+def test_agentgateway_s_policies_are_not_its_call():
+    """It sends a CLIENT span of each call that it makes; one is of the next server."""
+    for outbound, name in (("Primary", "agentgateway"), ("Policy", "")):
+        sent = span("Llm", "a", kind=CLIENT, attributes={"agentgateway.outbound.kind": outbound})
+        shown = read(sent, "agentgateway")
+        assert (name, False) == (shown.gateway, shown.serves)
+    assert read(span("POST /v1/*", "a", kind=SERVER), "agentgateway").gateway == "agentgateway"
 
 
 @pytest.mark.parametrize(
