@@ -57,6 +57,7 @@ def _nodes(run: Run) -> list[Node]:
             name=node.clock.node,
             workers=node.clock.workers,
             ends=tuple(end for worker in node.clock.workers if (end := ends.get(worker)) is not None),
+            clock_error_ms=node.line.error_ns / 1e6,
         )
         for node in run.nodes
     ]

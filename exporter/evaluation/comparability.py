@@ -9,8 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.opening import WatchRun
 from sidelight.exporter.summary.correlation import Correlation
-from sidelight.loadgen.host.clock_sync import NTP_LIMIT_MS
-from sidelight.loadgen.requests.self_check.nodes import late_orders, slower_nodes
+from sidelight.loadgen.requests.self_check.nodes import clock_line, late_orders, slower_nodes, unknown_clocks
 from sidelight.loadgen.requests.summary import ClientSummary
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.run import Run
@@ -108,18 +107,9 @@ def probes(run: Run, client: ClientSummary, server: Server, correlation: Correla
             )
 
 
-def unknown_clocks(run: Run) -> list[tuple[str, float]]:
-    """Return the nodes with a clock beyond the draft's limit, and its error in ms."""
-    errors_ms = [(node.clock.node, node.line.error_ns / 1e6) for node in run.nodes]
-    return [(name, error_ms) for name, error_ms in errors_ms if error_ms > NTP_LIMIT_MS]
-
-
-def node_lines(run: Run, client: ClientSummary) -> Iterator[str]:
+def node_lines(client: ClientSummary) -> Iterator[str]:
     """Yield warnings about nodes: a clock beyond the draft's limit, an order that came late, a much longer TTFT."""
-    yield from slower_nodes(client.by_node or ())
-    yield from late_orders(client.by_node or ())
-    for name, error_ms in unknown_clocks(run):
-        yield (
-            f"the clock of node {name} is known to {error_ms:.1f} ms only: times across machines are off by as much, "
-            "and the run complies with no test"
-        )
+    nodes = client.by_node or ()
+    yield from slower_nodes(nodes)
+    yield from late_orders(nodes)
+    yield from map(clock_line, unknown_clocks(nodes))

@@ -91,7 +91,7 @@ def summarise(measured: MeasuredRun) -> Summary:
         correlation=correlation,
         hardware=hardware,
         self_check=check,
-        methodology=methodology_of(measured, stability, client.ttft_ms),
+        methodology=methodology_of(measured, stability, client),
         watch=watched_traffic(run, run.watched, window) if isinstance(run, WatchRun) else UNSET,
     )
     return msgspec.structs.replace(whole, verdict=verdict_of(whole))

@@ -9,12 +9,12 @@ import msgspec
 from sidelight.correlator.load.stability import Stability
 from sidelight.correlator.opening import WatchRun
 from sidelight.correlator.statistics.percentiles import percentile_intervals
-from sidelight.exporter.evaluation.comparability import unknown_clocks
 from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here
 from sidelight.exporter.summary.result import DRAFT, Methodology, RunStatement
+from sidelight.loadgen.requests.self_check.nodes import unknown_clocks
+from sidelight.loadgen.requests.summary import ClientSummary
 from sidelight.loadgen.requests.warmup import WarmupStatement
 from sidelight.recorded.run import Run
-from sidelight.rundir.stats import Statistics
 from sidelight.scraper.hardware.summary import gpu_names
 
 UNTESTED = "no test of the draft was run; this is a plain measurement"
@@ -24,7 +24,7 @@ OF_STUDY = "this run is a step of a study, whose compliance.json says which requ
 JUDGE = "sidelight.methodology.compliance.runs"
 
 
-def methodology_of(measured_run: MeasuredRun, stability: Stability, ttft_ms: Statistics) -> Methodology:
+def methodology_of(measured_run: MeasuredRun, stability: Stability, client: ClientSummary) -> Methodology:
     """Return the `methodology` section of a summary."""
     run = measured_run.run
     command = list(run.manifest.get("command") or ())
@@ -32,7 +32,7 @@ def methodology_of(measured_run: MeasuredRun, stability: Stability, ttft_ms: Sta
     is_tested = len(measured_run.requests) > 0 and not isinstance(run, WatchRun) and not is_step
     return Methodology(
         draft=DRAFT,
-        tests=_statements(measured_run, ttft_ms) if is_tested else {},
+        tests=_statements(measured_run, client) if is_tested else {},
         missing=OF_STUDY if is_step else UNTESTED,
         stability=stability,
         warmup=_warm_up(run),
@@ -40,21 +40,24 @@ def methodology_of(measured_run: MeasuredRun, stability: Stability, ttft_ms: Sta
     )
 
 
-def _statements(measured_run: MeasuredRun, ttft_ms: Statistics) -> dict[str, RunStatement]:
+def _statements(measured_run: MeasuredRun, client: ClientSummary) -> dict[str, RunStatement]:
     """Return the compliance of a plain run with the draft, by test."""
     run = measured_run.run
     events = {event.name: event.data for event in run.events if event.data.get("phase") != "warmup"}
     about = {**run.manifest, **events, "gpus": gpu_names(run.hardware, run.endpoints, engine_here=engine_here(run))}
     statements: dict[str, RunStatement] = import_module(JUDGE).statements_of(
-        (measured_run.requests, measured_run.parts, run.endpoints, about), ttft_ms, closed_loop=closed_loop(run)
+        (measured_run.requests, measured_run.parts, run.endpoints, about), client.ttft_ms, closed_loop=closed_loop(run)
     )
-    return {test: _with_losses(run, test, statement) for test, statement in statements.items()}
+    return {test: _with_losses(run, client, test, statement) for test, statement in statements.items()}
 
 
-def _with_losses(run: Run, test: str, statement: RunStatement) -> RunStatement:
+def _with_losses(run: Run, client: ClientSummary, test: str, statement: RunStatement) -> RunStatement:
     """Return a statement, not compliant after a lost share or with an unknown clock."""
     reasons = ["a share of its load was not sent"] if run.integrity.lost_shares else []
-    reasons += [f"the clock of {name} is known to {error_ms:.1f} ms only" for name, error_ms in unknown_clocks(run)]
+    reasons += [
+        f"the clock of {node.node} is known to {node.clock_error_ms:.1f} ms only"
+        for node in unknown_clocks(client.by_node or ())
+    ]
     if not reasons:
         return statement
     sentence = f"As a {test} test, this run is not compliant: {reasons[0]}."

@@ -57,7 +57,7 @@ def warnings(
     yield from _other_models(run)
     yield from damage_lines(run.integrity)
     yield from _ending(run)
-    yield from node_lines(run, client)
+    yield from node_lines(client)
     yield from _gaps(run, server)
     yield from torn_lines(run.integrity)
     yield from _failures(run.requests, client)

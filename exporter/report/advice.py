@@ -14,6 +14,7 @@ from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.gateways import GatewaySummary
 from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.requests.self_check.claims import Claim, are_sure
+from sidelight.loadgen.requests.self_check.nodes import NodeSummary, unknown_clocks
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.printable.numbers import cell, percent, spoken
@@ -155,6 +156,18 @@ def generator_held_up(summary: Summary) -> bool:
     return not (are_sure(waits, error_ms.ttft.p99 or 0.0) and are_sure(gaps, error_ms.itl.p99 or 0.0))
 
 
+def unknown_clock(summary: Summary) -> NodeSummary | None:
+    """Return the node with a clock that could change the largest part of the TTFT.
+
+    Spans and replies state durations, each by one clock. Estimates and joins by time compare a node's clock with ours.
+    """
+    correlation, nodes = summary.correlation, unknown_clocks(summary.client.by_node or ())
+    if not correlation.coverage.histogram and not correlation.quality.by_time:
+        return None
+    off_ms = [(node.clock_error_ms or 0.0) * node.sent / max(1, summary.client.requests.sent) for node in nodes]
+    return None if are_sure(largest_claim(correlation), sum(off_ms)) else nodes[off_ms.index(max(off_ms))]
+
+
 def largest_claim(correlation: Correlation) -> list[Claim]:
     """Return the claim that a part of the mean TTFT is the largest; nothing where its parts are not known."""
     parts = (getattr(correlation.breakdown, json_name(part)) for part in TTFT_PARTS)
@@ -185,6 +198,11 @@ def _before_any_change(summary: Summary) -> str:
     if generator_held_up(summary):
         cure = f": {cause.cure[:1].lower()}{cause.cure[1:].rstrip('.')}" if cause else ""
         return f"measure again before changing the system{cure}"
+    if (node := unknown_clock(summary)) is not None:
+        return (
+            "have the engine send its spans, whose durations need no common clock, or keep the clock of node "
+            f"{node.node} by NTP or PTP; then measure again"
+        )
     good_enough = slo is not None and slo.met and summary.methodology.stability.verdict != "growing"
     return "nothing, every objective was met" if good_enough else ""
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from sidelight.exporter.report.advice import generator_held_up
+from sidelight.exporter.report.advice import generator_held_up, unknown_clock
 from sidelight.exporter.summary.result import Summary
+from sidelight.loadgen.requests.self_check.nodes import clock_line
 from sidelight.recorded.integrity import Integrity, LogIntegrity
 from sidelight.rundir.printable.numbers import agree, count_of
 from sidelight.rundir.printable.text import as_sentence, first_of
@@ -23,6 +24,8 @@ def alerts(summary: Summary) -> Iterator[str]:
     contradictions = [each for test in summary.methodology.tests.values() for each in test.contradictions or ()]
     first_line, counts = summary.self_check.first_line, summary.client.requests
     said = {*damage_lines(summary.integrity), failed_line(summary).rstrip(".") if is_failing(summary) else ""}
+    if (node := unknown_clock(summary)) is not None:
+        said.add(clock_line(node))
     warnings = [warning for warning in summary.warnings if warning.rstrip(".") not in said]
     distrust = [first_line] if first_line and not generator_held_up(summary) else []
     failures_first = summary.status != "complete" or counts.ok < counts.sent

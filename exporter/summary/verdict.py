@@ -12,7 +12,9 @@ State = Literal["healthy", "overloaded", "failing", "missed", "untrusted", "not_
 StudyState = Literal[
     "slower", "faster", "equal", "undecided", "limit_found", "no_limit", "none_held", "measured", "incomplete"
 ]
-Subject = Literal["network", "gateway", "queue", "prefill", "decode", "other", "server", "generator", "data", "none"]
+Subject = Literal[
+    "network", "gateway", "queue", "prefill", "decode", "other", "server", "generator", "clock", "data", "none"
+]  # fmt: skip
 
 
 class VerdictFigure(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +84,14 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         State,
         doc(
             "`failing`: requests fail, or the server stopped answering; `untrusted`: records are missing, or the load "
-            "generator's error could change an objective or the largest part; `overloaded`: requests piled up; "
-            "`missed`: an objective was missed; `healthy`: none of these, and every objective met, or without any no "
-            "wait stands out; else `not_judged`."
+            "generator's error or a node's clock could change an objective or the largest part; `overloaded`: "
+            "requests piled up; `missed`: an objective was missed; `healthy`: none of these, and every objective met, "
+            "or without any no wait stands out; else `not_judged`."
         ),
     ]
     cause: Annotated[
-        Subject, doc("What the state or the time is due to: a part, the server, the generator, or the data; `none`.")
+        Subject,
+        doc("What the state or the time is due to: a part, the server, the generator, a clock, the data, `none`."),
     ]
     headline: Annotated[str, doc("The state in a sentence.")]
     figures: Annotated[list[VerdictFigure], doc("Served rate, TTFT p50 and p99, and failed requests.")]

@@ -16,6 +16,7 @@ from sidelight.exporter.report.advice import (
     cure_of_failures,
     generator_held_up,
     observed,
+    unknown_clock,
 )
 from sidelight.exporter.report.alerts import damage_of, failed_line, is_failing, loss_lines, restarted
 from sidelight.exporter.report.load import overload
@@ -46,7 +47,8 @@ def verdict_of(summary: Summary) -> RunVerdict:
     """Return the verdict on a run."""
     advice, parts = advised(summary), part_shares(summary.correlation.breakdown, _described(summary))
     largest = largest_share(parts)
-    judged = _of_records(summary) or _of_requests(summary) or _of_generator(summary) or _of_load(summary)
+    judged = _of_records(summary) or _of_requests(summary) or _of_generator(summary) or _of_clocks(summary)
+    judged = judged or _of_load(summary)
     return RunVerdict(
         state=judged.state,
         cause=judged.cause or (largest.part if largest else "none"),
@@ -109,6 +111,15 @@ def _of_generator(summary: Summary) -> JudgedState | None:
     cause = check.cause.text if check.cause else f"the load generator {check.verdict}"
     error = (check.first_line or check.verdict).partition(f": {cause}")[0]
     return JudgedState("untrusted", f"Not to be trusted: {error}.", "generator", as_sentence(cause))
+
+
+def _of_clocks(summary: Summary) -> JudgedState | None:
+    """Return the state of a run with a clock that could change the cause; None of another."""
+    if (node := unknown_clock(summary)) is None:
+        return None
+    known = f"the clock of node {node.node} is known to {node.clock_error_ms:.1f} ms only"
+    why = "Where the TTFT went is known by comparing it with this machine's, and another part may be the largest."
+    return JudgedState("untrusted", f"Not to be trusted because {known}.", "clock", why)
 
 
 def _of_load(summary: Summary) -> JudgedState:

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from sidelight.loadgen.host.clock_sync import NTP_LIMIT_MS
 from sidelight.loadgen.host.cpu_steal import MachineLoad
 from sidelight.loadgen.records import WorkerStat
 from sidelight.loadgen.requests.metrics import request_metrics
@@ -33,11 +34,12 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node, its load workers by number, and their ends of a phase. Lost workers have none."""
+    """A node, its load workers by number, their ends of a phase, and its clock. Lost workers have no end."""
 
     name: str
     workers: tuple[int, ...]
     ends: tuple[WorkerEnd, ...]
+    clock_error_ms: float | None = None
 
 
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,7 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
         doc("When its last worker had its order, from the start of the load: below 0 is in time; null: unknown.", "ms"),
     ]
     late_orders: Annotated[Count, doc("Its workers whose order came after the start of the load.", "workers")]
+    clock_error_ms: Annotated[float | None, doc("Bound on the error of its clock; null: unknown.", "ms")]
     machine: Annotated[MachineLoad | None, doc("What used its processors; null: unknown.")]
 
 
@@ -81,7 +84,21 @@ def _summary(log: RequestLog, node: Node, start_ns: int, open_loop: bool) -> Nod
         first_late_ms=late_ms,
         order_ms=max(orders_ms, default=None),
         late_orders=sum(order_ms > 0 for order_ms in orders_ms),
+        clock_error_ms=node.clock_error_ms,
         machine=node.ends[0].machine if node.ends else None,
+    )
+
+
+def unknown_clocks(nodes: Sequence[NodeSummary]) -> list[NodeSummary]:
+    """Return the nodes with a clock beyond the draft's limit."""
+    return [node for node in nodes if (node.clock_error_ms or 0.0) > NTP_LIMIT_MS]
+
+
+def clock_line(node: NodeSummary) -> str:
+    """Return the sentence on a clock beyond the limit."""
+    return (
+        f"the clock of node {node.node} is known to {node.clock_error_ms or 0.0:.1f} ms only: times across machines "
+        "are off by as much, and the run complies with no test"
     )
 
 

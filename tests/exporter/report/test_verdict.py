@@ -22,10 +22,14 @@ from sidelight.correlator.opening import open_run
 from sidelight.correlator.statistics.queueing import WhileWaiting
 from sidelight.exporter.report.advice import Observations, mean_shares
 from sidelight.exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
+from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary
 from sidelight.exporter.text import render
 from sidelight.loadgen.requests.rates import Outage
+from sidelight.loadgen.requests.self_check.nodes import NodeSummary
 from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidelight.recorded.nodes import ClockExchange, NodeClock, encode_clock
+from sidelight.rundir.frames import FrameLog
 from sidelight.scraper.engines.catalogue import EngineLimits
 from sidelight.sidecar.report.derive import derive_run
 
@@ -148,6 +152,54 @@ def test_the_state_follows_from_the_summary(summary: Summary, state: str, cause:
     """Records before failures, failures before the load generator, that before the load and its objectives."""
     verdict = verdict_of(summary)
     assert (state, cause) == (verdict.state, verdict.cause)
+
+
+def two_nodes(error_ms: float) -> Any:
+    """Return a client of two nodes that sent the same, one of them with a clock that may be so far off."""
+    node = NodeSummary(
+        node="a", workers=[0], sent=100, ok=100, ttft_ms=BLOCKED.client.ttft_ms, first_late_ms=None, order_ms=None,
+        late_orders=0, clock_error_ms=error_ms, machine=None,
+    )  # fmt: skip
+    return client(by_node=[node, replace(node, node="b", clock_error_ms=0.5)], requests={"sent": 200, "ok": 200})
+
+
+SPANNED = replace(
+    BLOCKED.correlation, coverage=replace(BLOCKED.correlation.coverage, trace=1.0, response=0.0, histogram=0.0)
+)
+ESTIMATED = replace(
+    BLOCKED.correlation, coverage=replace(BLOCKED.correlation.coverage, trace=0.0, response=0.0, histogram=1.0)
+)
+
+
+@pytest.mark.parametrize(
+    ("error_ms", "correlation", "cause"),
+    [
+        (2 * LEAD_MS + 2, ESTIMATED, "clock"),
+        (2 * LEAD_MS - 2, ESTIMATED, "queue"),
+        (9.0, ESTIMATED, "queue"),
+        (2 * LEAD_MS + 2, SPANNED, "queue"),
+    ],
+    ids=["estimates", "a clear cause", "within the limit", "spans"],
+)
+def test_a_clock_costs_trust_where_it_could_change_the_cause(error_ms: float, correlation: Correlation, cause: str):
+    """Half of the requests are off by it; durations of spans are of one clock each."""
+    verdict = verdict_of(run_with(client=two_nodes(error_ms), correlation=correlation))
+    assert (cause == "clock", cause) == (verdict.state == "untrusted", verdict.cause)
+    assert ("the clock of node a" in verdict.headline) == ("clock of node a" in verdict.do) == (cause == "clock")
+
+
+def test_a_clock_is_judged_by_its_recorded_exchanges(tmp_path: Path):
+    """Each took 800 ms there and back: the node's clock is known to 400 ms, by which estimates may be off."""
+    shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    begin_ns, bound_ns = int(open_run(tmp_path / "run").requests.dispatch_ns[0]), 400_000_000
+    with FrameLog(tmp_path / "run" / "raw" / "clocks-0.log") as log:
+        log.append(encode_clock(NodeClock(node="delta-3", workers=(0,), offset_ns=0)))
+        exchange = (begin_ns, begin_ns + bound_ns, begin_ns + 2 * bound_ns)
+        log.append(encode_clock(ClockExchange(*exchange)))
+    summary = derive_run(open_run(tmp_path / "run"), []).summary
+    assert [400.0] == [node.clock_error_ms for node in summary.client.by_node or ()]
+    assert summary.verdict
+    assert ("untrusted", "clock") == (summary.verdict.state, summary.verdict.cause)
 
 
 @given(st.tuples(st.floats(20.1, 1e4), st.floats(20.1, 1e4)), st.sampled_from([None, slo(True), slo(False), NEARLY]))
