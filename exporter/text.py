@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from sidelight.correlator.parts import E2E_PARTS
-from sidelight.exporter.document import Block, Column, Figures, Line, PartsBar, Piece, Prose, Sparklines, Table
+from sidelight.exporter.document import BLANK, Block, Column, Figures, Line, PartsBar, Piece, Prose, Sparklines, Table
 from sidelight.rundir.printable.text import sparkline
 
 WIDTH = 100
@@ -41,12 +41,18 @@ def without_padding(content: Iterable[Block]) -> str:
     return "\n".join(row.rstrip() for row in text.splitlines()) + "\n"
 
 
-def print_on(console: Console, content: Iterable[Block]) -> None:
-    """Print a report, where no terminal shows it as `without_padding` does."""
-    if console.is_terminal:
-        console.print(render(content))
-    else:
-        console.print(Text(without_padding(content)), end="", soft_wrap=True)
+def print_on(console: Console, content: Iterable[Block], *, again: Iterable[Block] = ()) -> None:
+    """Print a report, where no terminal shows it as `without_padding` does.
+
+    Below a report that a terminal is too low for, stands `again` what has left the screen.
+    """
+    whole = render(content)
+    if not console.is_terminal:
+        console.print(Text(without_padding(whole.content)), end="", soft_wrap=True)
+        return
+    console.print(whole)
+    if len(console.render_lines(whole)) > console.height:
+        console.print(render((BLANK, *again)))
 
 
 def wrapped(prose: Prose, width: int) -> list[Text]:

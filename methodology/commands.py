@@ -191,9 +191,14 @@ def _require_test(name: str) -> None:
 
 
 def _print_report(derived: "DerivedStudy", path: Path) -> None:
+    from sidelight.exporter.document import without_controls  # noqa: PLC0415  as above
+    from sidelight.exporter.report.verdict import verdict_blocks  # noqa: PLC0415  as above
+    from sidelight.exporter.text import print_on  # noqa: PLC0415  as above
+    from sidelight.methodology.report import study_report  # noqa: PLC0415  as above
     from sidelight.sidecar.report.printing import files_in  # noqa: PLC0415  as above
 
-    _print(derived.report)
+    content = study_report(derived.result, derived.findings, derived.compliance)
+    print_on(Terminal(highlight=False), content, again=verdict_blocks(without_controls(derived.result.verdict)))
     if derived.unwritten is None:
         _print(f"Written to {escaped(str(path))}: {files_in(path)}")
 

@@ -37,7 +37,7 @@ Ends = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedStudy:
-    """Derived files of a study: `result.json`, in text too, and `report.txt`.
+    """Derived results of a study: `result.json`, in text too, and what the report is made of.
 
     `damage` is what is lost of its log and of its steps' records, `unwritten` why its files could not all be written.
     """
@@ -45,7 +45,7 @@ class DerivedStudy:
     result: StudyResult
     compliance: Compliance
     json: str
-    report: str
+    findings: StudyFindings
     damage: str = ""
     unwritten: CannotWrite | None = None
 
@@ -73,7 +73,7 @@ def derive_study(path: Path, *, outside: bool = False, steps: Steps | None = Non
         files = {RESULT: json_text(builtins(result)), COMPLIANCE: json_text(builtins(compliance))}
         files |= study_files(result, findings, compliance)
     derived = DerivedStudy(
-        result=result, compliance=compliance, json=files[RESULT], report=files["report.txt"], damage=study.damage
+        result=result, compliance=compliance, json=files[RESULT], findings=findings, damage=study.damage
     )
     try:
         write_texts(path, files)

@@ -28,10 +28,8 @@ def study_files(result: StudyResult, findings: StudyFindings, compliance: Compli
     report.txt, report.md, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as
     tables/NAME.json
     """
-    study = StudyContent(
-        result=without_controls(result), findings=without_controls(findings), compliance=without_controls(compliance)
-    )
-    yield "report.txt", without_padding(_report(study))
+    study = _content(result, findings, compliance)
+    yield "report.txt", without_padding(study_report(result, findings, compliance))
     yield "report.md", _markdown(study)
     yield "report-minimum.txt", minimum(study)
     yield "report.html", study_page(study)
@@ -49,7 +47,15 @@ def _markdown(study: StudyContent) -> str:
     return f"{verdict_markdown(study.result.verdict)}\n\n" + "\n\n".join(map(escaped, content)) + "\n"
 
 
-def _report(study: StudyContent) -> Iterator[Block]:
+def _content(result: StudyResult, findings: StudyFindings, compliance: Compliance) -> StudyContent:
+    return StudyContent(
+        result=without_controls(result), findings=without_controls(findings), compliance=without_controls(compliance)
+    )
+
+
+def study_report(result: StudyResult, findings: StudyFindings, compliance: Compliance) -> Iterator[Block]:
+    """Yield the whole report of a study."""
+    study = _content(result, findings, compliance)
     yield from heading(study)
     yield BLANK
     yield from answer(study)

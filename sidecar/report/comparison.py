@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from sidelight.exporter.ci.markdown import as_markdown
-from sidelight.exporter.comparison import LABELS, Compared, comparison
+from sidelight.exporter.comparison import LABELS, Compared, comparison, verdict_on
 from sidelight.exporter.document import without_controls
 from sidelight.exporter.evaluation.evaluate import Evaluated
 from sidelight.exporter.html.page import as_comparison
@@ -52,7 +52,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     except OSError as error:
         raise unusable_place("--output", output, error) from error
     console = Terminal(highlight=False)
-    print_on(console, comparison(compared))
+    print_on(console, comparison(compared), again=verdict_on(compared))
     console.print(Text(f"\nWritten: {escaped(str(output))}"), soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
-from sidelight.exporter.report.sections import report
+from sidelight.exporter.report.sections import report, sections
 from sidelight.exporter.summary.result import Summary
 from sidelight.exporter.text import print_on
 from sidelight.recorded.errors import SidelightError
@@ -28,7 +28,7 @@ def print_report(summary: Summary, path: Path | None, *, said: Collection[str] =
     console = Terminal(highlight=False)
     if said and _one_stream():
         summary = msgspec.structs.replace(summary, warnings=[text for text in summary.warnings if text not in said])
-    print_on(console, report(summary))
+    print_on(console, report(summary), again=sections(summary)["verdict"])
     if path is not None:
         console.print(Text(f"\nWritten to {escaped(str(path))}: {files_in(path)}"), soft_wrap=True)
 

@@ -20,7 +20,7 @@ from sidelight.exporter.report.verdict import where_it_went
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.slowest import SlowRequest
 from sidelight.exporter.summary.timeline import COLUMNS, Timeline
-from sidelight.exporter.text import WIDTH, render
+from sidelight.exporter.text import WIDTH, print_on, render
 from sidelight.loadgen.requests.summary import client_summary
 from sidelight.loadgen.requests.warmup import parse_warmup, statement
 from sidelight.rundir.printable.numbers import cell, ms, percent
@@ -268,6 +268,16 @@ def test_no_number_is_parted_from_its_unit(width: int):
     lines = text.splitlines()
     assert all(len(line) <= width for line in lines)
     assert not any(line.startswith(("%", "ms")) for line in lines)
+
+
+@pytest.mark.parametrize(("height", "last"), [(24, "again"), (100, "29")])
+def test_on_a_low_terminal_the_verdict_stands_below_the_report(height: int, last: str):
+    """It has left the screen at the top; where nothing has, and in a file, nothing is said twice."""
+    for is_terminal in (True, False):
+        console = Console(file=StringIO(), force_terminal=is_terminal, width=80, height=height, color_system=None)
+        print_on(console, [Prose(str(number)) for number in range(30)], again=[Prose("again")])
+        lines = console.file.getvalue().split()  # type: ignore[attr-defined]
+        assert (last if is_terminal else "29") == lines[-1]
 
 
 def test_every_alert_is_a_sentence_and_stands_once():
