@@ -47,6 +47,8 @@ FAILED_OF = {
     "incomplete": "find out why replies break off, or come as no stream: the log of the server, or of a proxy before "
     "it, may say so",
 }
+SEND_SPANS = "have the engine send its spans here (--otlp-listen HOST:PORT), to see where the time goes"
+NO_SOURCE = f"name the engine's metrics page (--metrics URL), or {SEND_SPANS}"
 CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 tokens, so that shorter prompts may fill none
 
 
@@ -247,12 +249,13 @@ def _sources(summary: Summary) -> str:
     if summary.config.get("otlp_listen"):
         return "fix what the line above names, and measure again"
     known = summary.server.engine is not None or summary.server.endpoints
-    page = "" if known else "name the engine's metrics page (--metrics URL), or "
+    if not known:
+        return NO_SOURCE
     engine = summary.server.engine
     ways = () if engine is None else catalogue(engine.name).ways(engine.version)
     if ways and ways[0].enable.startswith("--") and not any(way.name.startswith("spans") for way in ways):
         return f"start the engine with {ways[0].enable}, to see where the time goes: it sends no spans"
-    return f"{page}have the engine send its spans here (--otlp-listen HOST:PORT), to see where the time goes"
+    return SEND_SPANS
 
 
 def _less_load(summary: Summary) -> str:

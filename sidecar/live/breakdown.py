@@ -17,7 +17,7 @@ from sidelight.correlator.estimate.table import Attribution, nothing
 from sidelight.correlator.exact.join import join
 from sidelight.correlator.exact.spans import bearing_id, same_id
 from sidelight.correlator.exact.table import unjoined
-from sidelight.correlator.live.estimate import WINDOW_S, EstimateWindow
+from sidelight.correlator.live.estimate import NO_SPAN, WINDOW_S, Estimated, EstimateWindow
 from sidelight.correlator.live.traces import own_copy
 from sidelight.correlator.requests import RequestColumns, Requests, of_log
 from sidelight.exporter.prometheus.counts import counted, nothing_counted
@@ -88,12 +88,20 @@ class LiveParts:
         if due:
             self._join(concat(due), now_ns)
         for estimated in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
-            self._count(estimated.requests, estimated.parts, estimated.attribution, now_ns)
+            self._count(estimated.requests, self._with_gateways(estimated), estimated.attribution, now_ns)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             self._take(next(iter(self._spans)))
         self._gateways.forget(before_ns)
         self.latest.forget(now_ns)
+
+    def _with_gateways(self, estimated: Estimated[Requests]) -> Parts:
+        """Return the parts of estimated requests, with the gateways whose spans came."""
+        if not self._has_gateways:
+            return estimated.parts
+        requests, attribution = estimated.requests, estimated.attribution
+        gateways = [nested(self._gateways.of(bytes.fromhex(trace_id))) for trace_id in requests.trace_id]
+        return break_down(requests, unjoined(len(requests), NO_SPAN), attribution, gateways=gateways)
 
     def released(self) -> list[tuple[Ints, Parts]]:
         """Return the parts that were counted since the last call, with their requests' indices."""

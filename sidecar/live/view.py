@@ -46,7 +46,7 @@ BESIDE = tuple(f"ttft_{level}" for level in TTFT)
 class Described:
     """Description of a run: its labels, engine version, objectives and links. `about` names the model, workload and
     URL; `engine_version` is the one stated at `/version`; `tags` are labels of every series; `trace_url` is where
-    traces are looked at.
+    traces are looked at; `unread` is why neither pages nor spans of the engine come, "" where they may.
     """
 
     about: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +55,7 @@ class Described:
     slo: Slo | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     trace_url: str = ""
+    unread: str = ""
 
 
 class LiveRun:
@@ -248,6 +249,7 @@ class LiveRun:
             ended=bool(served_per_s),
             waiting=self._engines.waiting_lately(self._gauge("requests_waiting"), now_ns),
             objectives=slo.objectives if slo else (),
+            unread=self._described.unread,
         )
 
     def slo(self) -> SloResult | None:

@@ -85,6 +85,7 @@ def reader(
     from sidelight.sidecar.live.view import Described, LiveRun  # noqa: PLC0415  as in run
 
     model = prepared.target.model
+    missing = "" if options.otlp_listen else prepared.about.get("server_missing", "")
     return LiveRun(
         path,
         run_id=run_id,
@@ -99,6 +100,7 @@ def reader(
             slo=parse_slo(options.slo) if options.slo else None,
             tags=options.tags,
             trace_url=options.trace_url or "",
+            unread=f"no metrics page of this server could be read ({missing})" if missing else "",
         ),
         stream=None if page is None else page.stream,
     )

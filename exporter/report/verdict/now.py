@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.report.advice import (
+    NO_SOURCE,
     UNEXPLAINED,
     Advice,
     Observations,
@@ -46,6 +47,7 @@ class Current:
     waiting     the most that waited in each of the last stretches of time
     queue       advice on the queue, which needs no request with known parts
     unseen      requests of engines without a client's span
+    unread      why neither pages nor spans of the engine can say where time goes
     objectives  as they stand, or stood some seconds ago, and `when`: over which time
     """
 
@@ -65,6 +67,7 @@ class Current:
     observed: Observations | None
     queue: Advice | None
     unseen: int = 0
+    unread: str = ""
     objectives: Sequence[ObjectiveResult] = ()
     when: str = "so far"
 
@@ -91,8 +94,8 @@ def current_verdict(now: Current) -> RunVerdict:
     elif now.queue is not None:
         why, do = now.queue.seen, now.queue.cure
     else:
-        why = f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately"
-        do = WITHOUT_PARTS[judged.state]
+        why = now.unread or f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately"
+        do = NO_SOURCE if now.unread else WITHOUT_PARTS["few" if parts and judged.state == "missed" else judged.state]
     if judged.state == "overloaded" and now.served_per_s:
         do += f"; or send less than {cell(now.served_per_s)} requests/s"
     begun_anew = "" if now.restarted_s is None else f" The engine restarted {now.restarted_s:.0f} s ago."
@@ -115,7 +118,7 @@ def _failing_now(now: Current) -> JudgedState | None:
     """Return the state of a server that fails; None of another."""
     if now.failures:
         since = f" since {now.failing}" if now.failing else ""
-        why = f"{count_of(now.failures, 'request')} failed{f', most of {now.error}' if now.error else ''}"
+        why = f"{count_of(now.failures, 'request')} failed{f', most often: {now.error}' if now.error else ''}"
         return JudgedState("failing", f"Failing{since}: no request has succeeded.", "server", why)
     if now.silent and not now.ended:
         url, why = next(iter(now.silent.items()))
@@ -123,7 +126,7 @@ def _failing_now(now: Current) -> JudgedState | None:
         return JudgedState("failing", f"Failing {since}: the server does not answer.", "server", f"{url}: {error}")
     if now.failed >= FAILING_IN_PART * now.sent > 0:
         head = f"Failing in part: {now.failed:,} of {now.sent:,} requests did not succeed."
-        return JudgedState("failing", head, "server", f"most failed of {now.error}" if now.error else head)
+        return JudgedState("failing", head, "server", f"most often: {now.error}" if now.error else head)
     return None
 
 
@@ -146,6 +149,8 @@ def _load_now(now: Current, large: Sequence[str], *, is_known: bool) -> JudgedSt
     enough = is_known or any(each.requests >= FEW_REQUESTS for each in now.objectives)
     if judged is not None and (enough or judged.state != "healthy"):
         return judged
+    if now.unread and not is_known and now.sent >= FEW_REQUESTS:
+        return JudgedState("healthy", "Healthy by its requests; where their time goes is not known.", "none")
     if not is_known and now.unseen >= FEW_REQUESTS:
         engines = count_of(now.unseen, "engine request")
         return JudgedState("not_judged", f"Not judged: {engines} came without a client's span.")

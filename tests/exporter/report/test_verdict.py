@@ -250,6 +250,8 @@ SEEN = Observations(
     ),
     limits=EngineLimits(running="--max-num-seqs"),
 )
+FEW_TIMED = msgspec.structs.replace(SEEN.breakdown.ttft_ms, count=19)
+FEW_SEEN = dataclasses.replace(SEEN, breakdown=msgspec.structs.replace(SEEN.breakdown, ttft_ms=FEW_TIMED))
 QUIET = Current(
     served_per_s=4.0, offered_per_s=4.1, ttft_ms={"p50": 180.0, "p99": 1234.0}, sent=100, failed=0, silent={},
     ended=True, waiting=[0.0, 0.0], observed=SEEN, queue=None,
@@ -278,6 +280,9 @@ ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
         ({"observed": None, "served_per_s": 2.0, "waiting": [1.0, 9.0]}, "overloaded", "queue", "Add a replica"),
         ({"observed": None, "objectives": slo(False).objectives}, "missed", "none", "spans"),
         ({"offered_per_s": None, "more_waiting_per_s": 0.9, "waiting": [1.0, 9.0]}, "not_judged", "queue", "no obj"),
+        ({"observed": FEW_SEEN, "objectives": slo(False).objectives}, "missed", "none", "Wait for more requests"),
+        ({"observed": None, "unread": "HTTP 404"}, "healthy", "none", "Name the engine's metrics page"),
+        ({"observed": None, "unread": "HTTP 404", "sent": 19}, "not_judged", "none", "HTTP 404"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "160 engine requests"),
         ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),
     ],

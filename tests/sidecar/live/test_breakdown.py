@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import recordings
 from recordings import Case
-from sent_spans import S, engine, export
+from sent_spans import S, engine, export, gateway
 
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.clock import iso_ms
@@ -148,6 +148,24 @@ def test_spans_that_come_in_time_go_before_estimates(case: Case):
     passed(log, parts, pages_of(case), spans)
     assert {"trace": 100, "response": 0, "histogram": 61, "none": 0} == parts.counts.requests
     assert float(case.queue_s[:100].sum()) == pytest.approx(parts.counts.ttft["queue", "trace"].sum_s, abs=1e-6)
+
+
+def test_a_gateways_part_is_taken_out_of_estimates_too(case: Case):
+    """Where it sends spans and the engine none, the network is not said to be what it took."""
+    log, alone, parts = case.requests, LiveParts(), LiveParts()
+    spans = {}
+    for row in range(len(log)):
+        waited_ms = float(log.first_token_ns[row] - log.submit_ns[row]) / 1e6
+        times = {"end_ms": waited_ms + 5.0, "clock_ms": float(log.submit_ns[row] / 1e6) - 1.7e12}
+        passes = gateway("gateway", "client", first_ms=waited_ms, trace=(row + 1).to_bytes(16), **times)
+        spans[row] = export([passes], at_s=float(log.end_ns[row] / 1e9) - 1.7e9)
+    passed(log, alone, pages_of(case), {})
+    passed(log, parts, pages_of(case), spans)
+    assert {"trace": 0, "response": 0, "histogram": len(log), "none": 0} == parts.counts.requests
+    outside_s = alone.counts.ttft["network", "histogram"].sum_s
+    divided = [parts.counts.ttft[part, "histogram"].sum_s for part in ("network", "gateway")]
+    assert outside_s == pytest.approx(sum(divided), rel=0.05)
+    assert divided[1] > 0.9 * outside_s > 0
 
 
 def test_without_pages_and_spans_requests_are_counted_without_a_breakdown(case: Case):
