@@ -64,7 +64,7 @@ class Panel:
     shows        what a tile writes: the value, the name of its series, or both
     words        texts that stand for a tile's values
     units        of a table's columns that have another one than the panel
-    coloured     thresholds of a table's columns
+    coloured     thresholds of a table's columns; of a tile, colours by patterns of its series' names
     verdicts     the columns of a table that are 1 for yes and 0 for no
     exemplars    whether single requests are marked, with a link to their traces
     link         title and URL that a click on a value offers
@@ -94,6 +94,12 @@ class Panel:
         return self.kind in {"tile", "table", "bars"}
 
 
+# Colours of a verdict, by the names of its series.
+STATES: Mapping[str, Steps] = {
+    "/^healthy/": ((None, "green"),),
+    "/^(failing|overloaded|missed)/": ((None, "red"),),
+    "/^untrusted/": ((None, "orange"),),
+}
 tile = partial(Panel, "tile", width=4, height=4)
 lines = partial(Panel, "lines")
 stack = partial(Panel, "stack")

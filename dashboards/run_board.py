@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from panels import (
+    STATES,
     TTFT_NAMES,
     Board,
     PanelRow,
@@ -54,6 +55,7 @@ ANSWER_FIRST = PanelRow(
             unit="none",
             width=8,
             shows="name",
+            coloured=STATES,
             empty="not judged yet",
         ),
         tile(

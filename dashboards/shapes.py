@@ -73,7 +73,7 @@ def _target(panel: Panel, ref_id: str, legend: str, expr: str) -> prometheus.Dat
 def _tile(panel: Panel) -> stat.Panel:
     # Sizes that Grafana chooses itself run out of narrow tiles, and of those of several values.
     sizes = common.VizTextDisplayOptions().title_size(TITLE_PX).value_size(VALUE_PX[panel.shows])
-    return (
+    tile = (
         stat.Panel()
         .text(sizes)
         .text_mode(common_model.BigValueTextMode(panel.shows))
@@ -82,6 +82,9 @@ def _tile(panel: Panel) -> stat.Panel:
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
         .thresholds(_thresholds(panel.steps))
     )
+    for names, steps in panel.coloured.items():
+        tile = tile.override_by_regexp(names, [_colour(steps[0][1])])
+    return tile
 
 
 def _graph(panel: Panel) -> timeseries.Panel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from panels import (
     E2E_NAMES,
+    STATES,
     Board,
     PanelRow,
     Scope,
@@ -50,6 +51,7 @@ ANSWER_FIRST = PanelRow(
             unit="none",
             width=8,
             shows="name",
+            coloured=STATES,
             empty="not judged",
         ),
         tile(
