@@ -194,7 +194,7 @@ def _print_report(derived: "DerivedStudy", path: Path) -> None:
     from sidelight.exporter.document import without_controls  # noqa: PLC0415  as above
     from sidelight.exporter.report.verdict import verdict_blocks  # noqa: PLC0415  as above
     from sidelight.exporter.text import print_on  # noqa: PLC0415  as above
-    from sidelight.methodology.report import study_report  # noqa: PLC0415  as above
+    from sidelight.methodology.report.files import study_report  # noqa: PLC0415  as above
     from sidelight.sidecar.report.printing import files_in  # noqa: PLC0415  as above
 
     content = study_report(derived.result, derived.findings, derived.compliance)

@@ -20,7 +20,7 @@ from sidelight.methodology.compliance.statement import Compliance, comply
 from sidelight.methodology.execution.derive import study_result
 from sidelight.methodology.execution.record import StepStarted, Study, StudyRecord
 from sidelight.methodology.procedures import PROCEDURES
-from sidelight.methodology.report import study_files
+from sidelight.methodology.report.files import study_files
 from sidelight.methodology.study.findings import StudyFindings
 from sidelight.methodology.study.model import Done, Finished, Procedure, Step, StepData, StudySettings
 from sidelight.methodology.study.outcome import outcome

@@ -15,7 +15,7 @@ from sidelight.methodology.execution.data import Steps
 from sidelight.methodology.execution.record import LOG, STUDY, Status, Study, StudyRecord, open_study
 from sidelight.methodology.options import ALL
 from sidelight.methodology.procedures import PROCEDURES
-from sidelight.methodology.report import study_files
+from sidelight.methodology.report.files import study_files
 from sidelight.methodology.report.tables import joined
 from sidelight.methodology.report.verdict import study_verdict
 from sidelight.methodology.study.findings import ResultQuantity, StudyFindings

@@ -96,7 +96,7 @@ class LiveParts:
         self.latest.forget(now_ns)
 
     def _with_gateways(self, estimated: Estimated[Requests]) -> Parts:
-        """Return the parts of estimated requests, with the gateways whose spans came."""
+        """Return the parts of estimated requests, with their gateways by spans."""
         if not self._has_gateways:
             return estimated.parts
         requests, attribution = estimated.requests, estimated.attribution

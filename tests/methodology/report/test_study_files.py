@@ -18,7 +18,7 @@ from html_page import ATTACK, Page
 from studies import ANSWER, NOTES, VERDICT, findings, quantity, result
 
 from sidelight.methodology.compliance.statement import Compliance, Judgement
-from sidelight.methodology.report import study_files
+from sidelight.methodology.report.files import study_files
 from sidelight.methodology.report.page import SCRIPTS, STYLES
 from sidelight.methodology.report.tables import joined
 from sidelight.methodology.study.findings import Plot, PlotLine, ResultColumn, ResultTable, StudyFindings

@@ -14,7 +14,7 @@ from virtual_study import play
 from sidelight.exporter.summary.verdict import StudyVerdict
 from sidelight.methodology.compliance.statement import Compliance
 from sidelight.methodology.procedures.throughput import THROUGHPUT
-from sidelight.methodology.report import study_files
+from sidelight.methodology.report.files import study_files
 from sidelight.methodology.report.verdict import study_verdict
 from sidelight.methodology.study.findings import StudyFindings
 from sidelight.methodology.study.model import Finished, Outcome, Parameters, Procedure, Reader, Step, StudySettings
