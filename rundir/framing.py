@@ -38,7 +38,7 @@ _MOST_VAIN_BYTES = 8 * MOST_BYTES
 
 def is_format_1(data: bytes) -> bool:
     """Return whether a log's first frame is of format 1."""
-    if len(data) < _HEAD_1.size:
+    if len(data) < _HEAD_1.size or data.startswith(_MAGIC):
         return False
     length, crc = _HEAD_1.unpack_from(data)
     return bool(length) and zlib.crc32(data[_HEAD_1.size : _HEAD_1.size + length]) == crc
