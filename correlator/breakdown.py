@@ -1,6 +1,7 @@
 """Each request's TTFT and end-to-end time in parts, from the best available source.
 
-The parts sum to the whole. TTFT = network + gateway + queue + prefill + other. Exact sources (spans, timings in
+The parts sum to the whole. TTFT = network + gateway + queue + prefill + other; of a request that two engines shared,
+router, KV transfer, decode queue and first decode step are parts too. Exact sources (spans, timings in
 replies) take precedence over estimates, request by request. What a source does not tell apart stays together in
 `other`, and is named.
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from sidelight.correlator.attribute import NO_FIRST
 from sidelight.correlator.estimate.table import BY_TIME, Attribution
-from sidelight.correlator.exact.clock_offset import ClockOffsets, first_token_ns
+from sidelight.correlator.exact.clock_offset import ClockOffsets, first_token_ns, handed_over
 from sidelight.correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
 from sidelight.correlator.gateways import GatewayColumns, gateway_columns
 from sidelight.correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Part
@@ -54,7 +55,11 @@ class Parts(InnerTimes):
                             gateway_at_most_s is the most that it can be
     gateway_request_s       of gateway_s, before they called the next server
     gateways                the gateways by themselves, outermost first: a tuple of GatewayPart
-    queue_s, prefill_s      in the engine; NaN: unknown, then they are in other_s
+    queue_s, prefill_s      in the engine, of two the first; NaN: unknown, then they are in other_s
+    router_s                between two engines, then kv_transfer_s, decode_queue_s and first_step_s in the second, as
+                            far as it tells them apart. NaN where one engine served, and router_s where it is within
+                            router_error_s, the error of the one clock against the other (in no error_s): it is then
+                            in network_s
     other_s                 the rest of TTFT: engine_frontend_s (in the engine, but in none of its other parts),
                             blank_output_s (first output to first token that is not blank), those of INNER_TIMES that
                             are no parts of the TTFT themselves (NaN: in engine_frontend_s), and what `merged` names
@@ -85,6 +90,7 @@ class Parts(InnerTimes):
     gateway_s: Floats
     gateway_request_s: Floats
     gateway_at_most_s: Floats
+    router_error_s: Floats
     engine_frontend_s: Floats
     queue_s: Floats
     prefill_s: Floats
@@ -117,6 +123,11 @@ class Parts(InnerTimes):
         return np.asarray((self.source != "none") & np.isfinite(self.ttft_s), dtype=np.bool_)
 
     @property
+    def by_two_engines(self) -> Bools:
+        """Which requests two engines shared [n]."""
+        return np.asarray(np.isfinite(self.decode_queue_s) | np.isfinite(self.first_step_s), dtype=np.bool_)
+
+    @property
     def begins_at_gateway(self) -> Bools:
         """Return a mask [n] of requests that begin at a gateway with a known part.
 
@@ -136,6 +147,8 @@ def network_label(parts: Parts, rows: Bools) -> str:
         return NETWORK
     if known.any():
         return NETWORK if (known & ~bounded).all() else f"rest {OUTSIDE_ENGINE}"
+    if (parts.by_two_engines & np.isnan(parts.router_s))[outside].any():
+        return f"{OUTSIDE_ENGINE}s"  # what is between them too
     return f"{NETWORK} and gateway" if bounded.any() and bounded.all() else OUTSIDE_ENGINE
 
 
@@ -154,30 +167,29 @@ def break_down(
     gateways: Sequence[tuple[GatewaySpan, ...]] | None = None,
     begins_at_gateway: Bools | None = None,
     round_trip_s: Floats | None = None,
+    one_machine: Bools | None = None,
 ) -> Parts:
     """Put every request's times together; all arguments have the same n requests. Without `clocks` none are compared.
 
     Wherever there are a source and a TTFT, its parts (NaN as 0) sum to it. What passed in `gateways` [n], outermost
     first each, is taken out of the network's part, which is not seen of a request that `begins_at_gateway` [n];
-    `round_trip_s` [n] is that of TCP to the server asked.
+    `round_trip_s` [n] is that of TCP to the server asked; `one_machine` [n] is as of `handed_over`.
 
     - engine times beyond the client's, or below their own parts, by over 10 ms: the engine's TTFT is discarded
     - a reply in one piece has no TTFT, but queue, prefill and decode, and of its end-to-end time what was outside
     """
     known = (exact := joined.source != "none") | (attribution.quality != "none")
     unknown_s, no_stamps_ns = np.full(len(joined), np.nan), np.full(len(joined), -1, dtype=np.int64)
-    # Where no first output was noted apart, the first token is it.
-    output_ns = np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
     ttft_s = ttft_ns(requests.submit_ns, requests.first_token_ns) / 1e9
     e2e_s = e2e_ns(requests.submit_ns, requests.last_token_ns, requests.end_ns) / 1e9
-    wait_s = span_s(requests.submit_ns, output_ns)
+    wait_s = span_s(requests.submit_ns, output_ns := _output_ns(requests))
+    joined, router_error_s = handed_over(joined, wait_s, one_machine)
     engine = _engine_times(joined, attribution, wait_s, e2e_s)
     passed = _gateways(gateways, joined, engine, wait_s, known)
     network_s = _cleared(engine.outside_s - np.nan_to_num(passed.gateway_s), e2e_s)
     before_s = _sum(network_s, passed.gateway_s, *engine.of_ttft())
     decode_s, decode_source = _decode(requests, joined.decode_s, source := _sources(joined, known))
-    # What took less than the round trip, by an estimate or a late stamp, was a shorter one.
-    trip_s = unknown_s if round_trip_s is None else np.minimum(round_trip_s, np.maximum(network_s, 0.0))
+    trip_s = unknown_s if round_trip_s is None else _shorter(round_trip_s, network_s)
     parts = Parts(
         ttft_s=ttft_s,
         e2e_s=e2e_s,
@@ -189,6 +201,7 @@ def break_down(
         round_trip_s=trip_s,
         beyond_round_trip_s=network_s - trip_s,
         **{column.name: getattr(passed, column.name) for column in fields(passed)},
+        router_error_s=router_error_s,
         **engine.columns(),
         blank_output_s=span_s(output_ns, requests.first_token_ns),
         decode_s=decode_s,
@@ -205,6 +218,16 @@ def break_down(
         engine_first_token_ns=no_stamps_ns,
     )
     return parts if clocks is None else _on_our_clock(parts, requests, joined, clocks)
+
+
+def _output_ns(requests: RequestColumns) -> Ints:
+    """Return the stamps of first outputs [n], else of first tokens."""
+    return np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
+
+
+def _shorter(trip_s: Floats, network_s: Floats) -> Floats:
+    """Return the round trips [n]: what took less, by an estimate or a late stamp, was a shorter one."""
+    return np.minimum(trip_s, np.maximum(network_s, 0.0))
 
 
 class _EngineTimes(NamedTuple):
@@ -303,13 +326,14 @@ def _on_our_clock(parts: Parts, requests: RequestColumns, joined: Joined, clocks
     request_s = span_s(requests.submit_ns, arrival_ns)
     consistent = (request_s > -SLACK_S) & (request_s < parts.network_s + SLACK_S)
     request_s[~consistent | np.isfinite(parts.gateway_s)] = np.nan
+    known = np.isnan(joined.hand_over_s) | np.isfinite(joined.router_s)
     return replace(
         parts,
         request_network_s=request_s,
         response_network_s=parts.network_s - request_s,
         network_split_error_s=np.where(np.isfinite(request_s), clocks.error_ns / 1e9, np.nan),
         arrival_ns=arrival_ns,
-        engine_first_token_ns=_moved(first_token_ns(joined), clocks),
+        engine_first_token_ns=np.where(known, _moved(first_token_ns(joined), clocks), -1),
     )
 
 
@@ -329,7 +353,7 @@ def _sources(joined: Joined, known: Bools) -> Texts:
 
 
 def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
-    errors_s = [getattr(attribution, f"{part.error}_sd_s") for part in TTFT_PARTS if part.error]
+    errors_s = [getattr(attribution, f"{part.error}_sd_s") for part in TTFT_PARTS if part.error and not part.stated]
     return np.where(exact, 0.0, np.fmax.reduce(errors_s))
 
 

@@ -17,9 +17,10 @@ class Part:
     column      of `breakdown.Parts`, without its unit; the name where nothing else is stated
     within      the name of the part that holds it; "" of those that add up to the whole
     error       the column of `Attribution` whose standard error is that of its estimate, "" for none; `clocks` for that
-                of the clocks' offset, `unstated` where it is not known
+                of the clocks' offset, `hand_over` for that of two engines' clocks, `unstated` where it is not known
     by_client   the client measures it alone, without any other source
-    stated      some engines' spans state it besides queue and prefill: its name is one of INNER_TIMES
+    stated      some engines' spans state it besides queue and prefill: its name is one of INNER_TIMES; what of them
+                adds up to the whole is of requests that two engines shared, one for prefill and one for decoding
     cause       the part as what makes requests slow, in the midst of a sentence
     spent       where its time is spent, behind a verb; of a part within another, what is mostly in that
     cure        what helps with it where nothing was seen that explains it, without a subject
@@ -86,11 +87,48 @@ _BEFORE_TOKEN = (
         name="prefill", label="prefill", error="prefill", cause="prefill",
         spent="in prefill", colour="green", glyph="▓",
         light="#e69f00", dark="#f0b232", board="yellow",
-        definition="First scheduling to first token.",
+        definition="First scheduling to first token. Where two engines shared a request: of the one that computed its "
+        "prompt.",
+    ),
+    Part(
+        name="router", label="between engines", error="hand_over", stated=True,
+        cause="the way from the prefill engine to the decode engine",
+        spent="between the prefill engine and the decode engine", colour="bright_blue", glyph="▚",
+        light="#a3375e", dark="#ef8fb0", board="dark-red",
+        cure="look at the router or proxy that calls the decode engine, and at the network between them",
+        definition="Where two engines shared a request: from the end of the prefill engine's span to the arrival at "
+        "the decode engine. What is smaller than the two clocks are known to each other stays in `network_ms`.",
+    ),
+    Part(
+        name="kv_transfer", label="KV transfer", stated=True, cause="the KV transfer",
+        spent="in the KV transfer", colour="bright_magenta", glyph="▤",
+        light="#c14a09", dark="#ff9966", board="orange",
+        cure="look at the connector and the network between the two engines; fewer tokens to move help: a prefix "
+        "cache on the decode engine",
+        definition="Where two engines shared a request: the way of the KV cache from one to the other, where an "
+        "engine states it. vLLM does not: it is then in `decode_queue_ms` (loaded asynchronously, as by NIXL) or in "
+        "`first_step_ms` (loaded within the step).",
+    ),
+    Part(
+        name="decode_queue", label="decode queue", stated=True, cause="the decode engine's queue",
+        spent="in the decode engine's queue", colour="bright_yellow", glyph="▇",
+        light="#6a3d9a", dark="#d0b3ff", board="dark-purple",
+        cure="add a decode engine or raise its limit of running requests where it is at it; else its KV transfers take "
+        "the time",
+        definition="Where two engines shared a request: its wait in the decode engine's queue. Of vLLM with an "
+        "asynchronous load of the KV cache in it, which `kv_transfer_ms` then does not tell.",
+    ),
+    Part(
+        name="first_step", label="first decode step", stated=True, cause="the first decode step",
+        spent="in the first step of the decode engine", colour="bright_cyan", glyph="▂",
+        light="#4d7c0f", dark="#a3d65c", board="dark-green",
+        cure="look at the batch of the decode engine, and at a connector that loads the KV cache within the step",
+        definition="Where two engines shared a request: from its first scheduling at the decode engine to the first "
+        "token there. Of vLLM with a synchronous load of the KV cache in it.",
     ),
 )  # fmt: skip
 # What engines' spans state of a request whose client sent no span.
-ENGINE_PARTS = _BEFORE_TOKEN[2:]
+ENGINE_PARTS = tuple(part for part in _BEFORE_TOKEN[2:] if not part.stated)
 DECODE = Part(
     name="decode",
     label="decode",
@@ -180,6 +218,8 @@ INNER_PARTS = (
         definition="Of `other_ms`: first output to first token; the engine generated, but nothing visible.",
     ),
 )  # fmt: skip
+# Those of a request that two engines shared, in their order.
+SHARED_PARTS = tuple(part for part in TTFT_PARTS if part.stated)
 # Those that engines' spans state besides queue and prefill.
 STATED_PARTS = tuple(part for part in (*TTFT_PARTS, *INNER_PARTS) if part.stated)
 # What `other` consists of by the engine's own times.

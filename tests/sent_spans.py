@@ -84,9 +84,10 @@ def engine(
     decode_ms: float = 500.0,
     ttft_ms: float = 200.0,
     e2e_ms: float = 710.0,
+    stated: Mapping[str, str | float] | None = None,
     **changes: object,
 ) -> Span:
-    """Return the span of a request by vLLM."""
+    """Return the span of a request by vLLM, with what else it states."""
     times = {
         "time_in_queue": queue_ms,
         "time_in_model_prefill": prefill_ms,
@@ -94,22 +95,49 @@ def engine(
         "time_to_first_token": ttft_ms,
         "e2e": e2e_ms,
     }
-    attributes = {f"gen_ai.latency.{key}": ms / 1e3 for key, ms in times.items()}
+    attributes = {f"gen_ai.latency.{key}": ms / 1e3 for key, ms in times.items()} | dict(stated or {})
     whole = {"start_ms": 50.0, "end_ms": 50.0 + e2e_ms, **changes}
     return span("llm_request", span_id, parent, kind=SERVER, attributes=attributes, **whole)  # type: ignore[arg-type]
 
 
-def export(spans: Iterable[Span], *, at_s: float = 1.0, instance: str = "", service: str = "") -> ExportRecord:
+def two_pods(
+    between_ms: float = 80.0, *, clock_ms: float = 0.0, trace: bytes = TRACE, parent: str = "client"
+) -> tuple[Span, Span]:
+    """Return the spans of a prefill pod and a decode pod of vLLM that shared a request, whose id is its trace's.
+
+    The one has it from 50 to 180 ms (queue 20, prefill 100), the other after `between_ms` more, its clock off by
+    `clock_ms`: queue 40, first step 15, first token 60 ms after it has it.
+    """
+    shared: dict[str, str | float] = {"gen_ai.request.id": f"cmpl-{trace.hex()}-0", "gen_ai.usage.prompt_tokens": 512}
+    prefill = {**shared, "gen_ai.usage.completion_tokens": 1, "gen_ai.request.max_tokens": 1}
+    decode = {**shared, "gen_ai.usage.completion_tokens": 16, "gen_ai.request.max_tokens": 16}
+    return (
+        engine(
+            "prefill", parent, queue_ms=20, prefill_ms=100, decode_ms=0, ttft_ms=128, e2e_ms=128, end_ms=180,
+            trace=trace, stated=prefill,
+        ),
+        engine(
+            "decode", parent, queue_ms=40, prefill_ms=15, decode_ms=300, ttft_ms=60, e2e_ms=360,
+            start_ms=180 + between_ms, end_ms=541 + between_ms, clock_ms=clock_ms, trace=trace, stated=decode,
+        ),
+    )  # fmt: skip
+
+
+def export(
+    spans: Iterable[Span], *, at_s: float = 1.0, instance: str = "", service: str = "", machine: str = ""
+) -> ExportRecord:
     """Return an export that came so many seconds after NOON."""
-    return packed(NOON + round(at_s * S), "grpc", body(spans, instance=instance, service=service))
+    return packed(NOON + round(at_s * S), "grpc", body(spans, instance=instance, service=service, machine=machine))
 
 
-def body(spans: Iterable[Span], *, instance: str = "", service: str = "") -> bytes:
-    """Return the bytes of an export, by a sender that names itself and its service, or does not."""
+def body(spans: Iterable[Span], *, instance: str = "", service: str = "", machine: str = "") -> bytes:
+    """Return the bytes of an export, by a sender that names itself, its service and its machine, or does not."""
     request = ExportTraceServiceRequest()
     scopes = request.resource_spans.add()
     if instance:
         scopes.resource.attributes.add(key="service.instance.id").value.string_value = instance
+    if machine:
+        scopes.resource.attributes.add(key="host.name").value.string_value = machine
     if service:
         scopes.resource.attributes.add(key="service.name").value.string_value = service
     for sent in spans:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ NO_AGREEMENT = "each span begins before its request was sent, or ends after its 
 NO_BOUNDS = "the requests that were joined bound the offset from one side only"
 _QUORUM = 0.9
 _FAR_NS = 2**62
+_FAR_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,47 @@ def clock_offsets(
         by_engine[f"{clock} at {url}" if clock else url] = offset
     nothing = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
     return ClockOffsets(by_engine=by_engine or {"": nothing}, offset_ns=offset_ns, error_ns=error_ns)
+
+
+def handed_over(joined: Joined, wait_s: Floats, one_machine: Bools | None = None) -> tuple[Joined, Floats]:
+    """Return requests with the time between their two engines, and its error [n], s.
+
+    It lies between stamps of two clocks: the second engine cannot have a request before the first is done with it, and
+    the client waited at least for both. Where it can be known it is in `router_s`, and in the engines' TTFT and whole
+    time too; else both are NaN. `wait_s` [n] is what each client waited for its first output; `one_machine` [n] says
+    whose engines have addresses of one machine, and are assumed to run by its clock as far as the bounds allow.
+
+    Where it is mostly smaller than the error, or than twice that of an offset that nothing else speaks for, it is left
+    where it is: outside the engines.
+    """
+    router_s, error_s = np.full((2, len(joined)), np.nan)
+    shared = np.isfinite(joined.hand_over_s)
+    for pair in dict.fromkeys(joined.hand_over_by[shared].tolist()):
+        rows = np.flatnonzero(shared & (joined.hand_over_by == pair))
+        between_s = joined.hand_over_s[rows]
+        if not pair:
+            router_s[rows], error_s[rows] = between_s, 0.0
+            continue
+        # It is at most what the client waited for beside both engines.
+        most_s = np.nan_to_num(wait_s[rows] - joined.ttft_s[rows], nan=_FAR_S)
+        least_ns = np.rint((between_s - most_s) * 1e9).astype(np.int64)
+        most_ns = np.rint(between_s * 1e9).astype(np.int64)
+        may_be_one = one_machine is not None and bool(one_machine[rows].all())
+        offset = _offset(least_ns, most_ns, may_be_ours=may_be_one)
+        if offset.offset_ns is not None and offset.error_ns is not None:
+            moved_s, off_s = between_s - offset.offset_ns / 1e9, offset.error_ns / 1e9
+            if np.median(moved_s) >= (1 if offset.offset_ns == 0 else 2) * off_s:
+                router_s[rows], error_s[rows] = moved_s, off_s
+    is_known = router_s >= -SLACK_S
+    router_s = np.where(is_known, np.maximum(router_s, 0.0), np.nan)
+    added_s = np.nan_to_num(router_s)
+    columns: dict[str, Any] = {
+        "router_s": np.where(shared, router_s, joined.router_s),
+        "ttft_s": joined.ttft_s + added_s,
+        "e2e_s": joined.e2e_s + added_s,
+        "end_ns": np.where(joined.end_ns >= 0, joined.end_ns + np.rint(added_s * 1e9).astype(np.int64), -1),
+    }
+    return replace(joined, **columns), np.where(is_known, error_s, np.nan)
 
 
 def _offset(least: Ints, most: Ints, *, may_be_ours: bool) -> ClockOffset:

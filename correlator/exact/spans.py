@@ -9,12 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
 from sidelight.correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
 from sidelight.loadgen.requests.table.log import RequestLog
-from sidelight.rundir.columns import Texts
+from sidelight.rundir.columns import Floats, Texts
 from sidelight.scraper.engines import recognition as engines
 from sidelight.scraper.engines.catalogue import INNER_TIMES
 from sidelight.scraper.spans.requests import EngineSpans
@@ -132,7 +133,7 @@ def own_spans(owners: Owners, row: int, spans: EngineSpans, places: Sequence[int
 def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] = ()) -> ExactTimes | None:
     """Return the times of the span with the earliest first token.
 
-    `beside` are all spans in the request's trace or with its id.
+    `beside` are all spans in the request's trace or with its id. Where two engines shared it, the times are of both.
 
     Of the others only the longest decode is used. None where no span states queue or prefill. A span without a TTFT,
     where others of its process state theirs, had no token: for several choices SGLang first fills its prefix cache, by
@@ -142,10 +143,12 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
     stating = _stating(spans, places)
     if not stating:
         return None
+    if _are_of_two(spans, stating):
+        return _of_two(spans, *_in_order(spans, stating))
     with_token = {spans.clock[place] for place in stating if np.isfinite(spans.ttft_s[place])}
     choices = [place for place in stating if np.isfinite(spans.ttft_s[place]) or spans.clock[place] not in with_token]
     first = min(choices, key=lambda place: _first_token_ns(spans, place))
-    times_s: dict[str, float] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
+    times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
     first_ns = _first_token_ns(spans, first)
     fills = [place for place in _stating(spans, beside) if _filled_cache(spans, place, first)]
     for name in ("queue", "prefill", *INNER_TIMES):
@@ -167,6 +170,51 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
         trace_id=spans.trace_id[first],
         clock=spans.clock[first],
     )
+
+
+def _are_of_two(spans: EngineSpans, places: Sequence[int]) -> bool:
+    """Return whether spans are of two engines, one after the other."""
+    if len(places) != 2 or "prefill" not in spans.role[places] or not _are_halves(spans, places, -1):
+        return False
+    first, second = _in_order(spans, places)
+    is_later = spans.arrival_ns[second] + SLACK_S * 1e9 >= spans.end_ns[first]
+    return bool(is_later or not _is_one_clock(spans, places))
+
+
+def _is_one_clock(spans: EngineSpans, places: Sequence[int]) -> bool:
+    machines, clocks = set(spans.machine[places]), set(spans.clock[places])
+    return any(len(named) == 1 and "" not in named for named in (machines, clocks))
+
+
+def _of_two(spans: EngineSpans, first: int, second: int) -> ExactTimes:
+    """Return the times of a request by the spans of its two engines.
+
+    By the first one's clock, as if the second had had it as soon as the first had ended: no stamp of the one is
+    compared with one of the other, but for `hand_over_s`.
+    """
+    first_s = (spans.end_ns[first] - spans.arrival_ns[first]) / 1e9
+    inner_s = {name: _added(getattr(spans, f"{name}_s")[[first, second]]) for name in INNER_TIMES}
+    inner_s |= {"first_step": float(spans.prefill_s[second]), "decode_queue": float(spans.queue_s[second])}
+    return ExactTimes(
+        queue_s=float(spans.queue_s[first]),
+        prefill_s=float(spans.prefill_s[first]),
+        decode_s=float(spans.decode_s[second]),
+        ttft_s=first_s + float(spans.ttft_s[second]),
+        e2e_s=first_s + float(spans.e2e_s[second]),
+        inner_s=inner_s,
+        arrival_ns=int(spans.arrival_ns[first]),
+        end_ns=int(spans.end_ns[first] + spans.end_ns[second] - spans.arrival_ns[second]),
+        span_id=spans.span_id[first],
+        trace_id=spans.trace_id[first],
+        clock=spans.clock[first],
+        hand_over_s=(spans.arrival_ns[second] - spans.end_ns[first]) / 1e9,
+        hand_over_by="" if _is_one_clock(spans, [first, second]) else " and ".join(spans.clock[[first, second]]),
+    )
+
+
+def _added(times_s: Floats) -> float:
+    """Return the sum of the known times, NaN where none is known."""
+    return float(np.nansum(times_s)) if np.isfinite(times_s).any() else float("nan")
 
 
 def _of_spans(
@@ -254,11 +302,16 @@ def _are_steps(spans: EngineSpans, places: Sequence[int]) -> bool:
 
 def _are_halves(spans: EngineSpans, places: Sequence[int], counted: int) -> bool:
     """Return whether spans are of engines that shared a request. All but the last had one token, of the same prompt."""
-    ordered = sorted(places, key=lambda place: spans.arrival_ns[place])
+    ordered = _in_order(spans, places)
     *firsts, last = spans.output_tokens[ordered].tolist()
     ids, prompts = set(spans.request_id[ordered].tolist()), set(spans.input_tokens[ordered].tolist())
     is_one = (len(ids) == 1 and "" not in ids) or (len(prompts) == 1 and -1 not in prompts)
     return is_one and set(firsts) == {1} and counted in (-1, last)
+
+
+def _in_order(spans: EngineSpans, places: Sequence[int]) -> list[int]:
+    """Return the spans of a request in the order in which they served it. Their clocks need not agree on that."""
+    return sorted(places, key=lambda place: (spans.role[place] != "prefill", spans.arrival_ns[place]))
 
 
 def _counted(requests: RequestLog, row: int) -> int:

@@ -39,10 +39,13 @@ class Joined(InnerTimes):
     queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from the request's arrival at the
                             server to its first and last token
     arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans or records state them
-    span_id, trace_id       hex ids of the engine's span, "" for none. Of several, for several choices or engines that
-                            shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
-                            longest
+    span_id, trace_id       hex ids of the engine's span, "" for none. Of several choices, queue, prefill and TTFT are
+                            those of the first to have a token, decode is the longest. Of two engines that shared it,
+                            queue and prefill are the first's, decode is the second's, and all else is of both
     clock                   which clock the stamps are by (`EngineSpans.clock`), "" where that is unknown
+    hand_over_s             from the first engine's end to the second's arrival by the stamps of either, NaN where one
+                            engine served; it is in none of the other times until it is known (`handed_over`)
+    hand_over_by            the two clocks of those stamps, "" where they are one
     """
 
     source: Texts
@@ -58,6 +61,8 @@ class Joined(InnerTimes):
     span_id: Texts
     trace_id: Texts
     clock: Texts
+    hand_over_s: Floats
+    hand_over_by: Texts
 
     def __len__(self) -> int:
         return len(self.source)
@@ -83,6 +88,8 @@ class ExactTimes:
     span_id: str = ""
     trace_id: str = ""
     clock: str = ""
+    hand_over_s: float = np.nan
+    hand_over_by: str = ""
 
 
 # Gives, of some requests (rows), those that the source has times of; and notes by row why it has none of others.
@@ -105,6 +112,8 @@ def unjoined(size: int, reason: str = "") -> Joined:
         span_id=texts(""),
         trace_id=texts(""),
         clock=texts(""),
+        hand_over_s=np.full(size, np.nan),
+        hand_over_by=texts(""),
     )
 
 
@@ -138,6 +147,7 @@ def put(
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns
     table.span_id[row], table.trace_id[row], table.clock[row] = times.span_id, times.trace_id, times.clock
+    table.hand_over_s[row], table.hand_over_by[row] = times.hand_over_s, times.hand_over_by
     return ""
 
 

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.recorded.client_spans import ClientSpan, chain, encloses
 from sidelight.recorded.gateway_spans import GatewaySpan
-from sidelight.scraper.spans.received import OTHER, ReceivedSpan
+from sidelight.scraper.spans.received import OTHER, ReceivedSpan, bare_resource, process_of
 
-_NO_RESOURCE = Resource()
 _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and is not ours to keep
 
 
@@ -48,6 +46,11 @@ class TracedRequest:
     is_root: bool = False
     trace_id: bytes = b""
     joined: Literal["trace", "id", "time"] = "trace"
+
+    @property
+    def processes(self) -> set[str]:
+        """Return the processes of the engines by their spans."""
+        return {process_of(received.resource) for received in self.engine if received.kind.role == "request"}
 
 
 @dataclass(slots=True)
@@ -232,7 +235,7 @@ def own_copy(received: ReceivedSpan) -> ReceivedSpan:
         for attribute in span.attributes
         if attribute.value.ByteSize() <= _LONGEST_TEXT and len(attribute.key) <= _LONGEST_TEXT
     )
-    return replace(received, span=copy, resource=_NO_RESOURCE)
+    return replace(received, span=copy, resource=bare_resource(received.resource))
 
 
 def _bare(trace_id: bytes, span_id: bytes, parent_id: bytes, start_ns: int, end_ns: int) -> Span:

@@ -25,7 +25,7 @@ from sidelight.correlator.live.traces import (
 from sidelight.recorded.client_spans import client_span
 from sidelight.recorded.gateway_spans import GatewaySpan, gateways_between, note_body
 from sidelight.scraper.spans.log import ExportRecord
-from sidelight.scraper.spans.received import OTHER, ReceivedSpan
+from sidelight.scraper.spans.received import OTHER, ReceivedSpan, SharingProcesses
 from sidelight.scraper.spans.spec import SETTLE_S
 
 # The spans of a request's choices come together, or nearly so.
@@ -83,6 +83,7 @@ class TraceWindow:
         self._back_ns = 0
         self._beside_ns = -(2**62)  # when a gateway's span was last seen beside an engine's
         self._overflow: list[TracedRequest] = []
+        self._sharing = SharingProcesses()
         self._past = deque([_Past(since_ns=0)])  # the latest last
 
     @property
@@ -208,9 +209,10 @@ class TraceWindow:
         awaits_gateway = trace.newest_ns <= self._beside_ns + round(KEEP_S * 1e9)
         again_ns = []
         servers = cache(partial(last_servers, trace))
-        for request, since_ns, is_whole in requests_of(trace):
+        for request, since_ns, has_all in requests_of(trace):
             due_ns = max(since_ns, self._back_ns) + self._settle_ns
             passed: tuple[GatewaySpan, ...] | None = None
+            is_whole = not self._sharing.is_half(request.processes) and has_all
             if is_whole and awaits_gateway:
                 passed = _gateways(trace, request)
             if is_whole and (passed is None or any(gateway.is_beside for gateway in passed)):

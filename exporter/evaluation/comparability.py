@@ -58,6 +58,12 @@ def comparability(
             f"{engine_ended} and the client {client.requests.ok}: it counts each choice of a reply, and its prompt's "
             "tokens as often"
         )
+    elif ended == client.requests.ok + (shared := correlation.breakdown.e2e.first_step_ms.count) > client.requests.ok:
+        yield (
+            f"two engines shared {shared} of the {client.requests.ok} requests, one for the "
+            "prompt and one for what follows: the engine's numbers count each of them twice, and its means are over "
+            "both engines"
+        )
     elif ended < client.requests.ok:
         yield (
             f"{engine_ended} and the client {client.requests.ok}: the others are on no page that was read; the "

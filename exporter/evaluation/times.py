@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,8 +24,10 @@ from sidelight.loadgen.host.round_trip import RoundTrip
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.gateway_spans import GatewaySpan, nested
 from sidelight.recorded.run import Run
-from sidelight.rundir.columns import Floats, Texts, held
+from sidelight.rundir.columns import Bools, Floats, Texts, held
 from sidelight.rundir.stats import Missing
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ def correlated(run: Run) -> Correlated:
         clocks,
         gateways=_gateways(requests, run.gateways, joined),
         round_trip_s=_round_trip_s(requests, round_trips),
+        one_machine=_one_machine(requests, run, own_urls),
     )
     return Correlated(
         parts=parts,
@@ -95,6 +98,12 @@ def _gateways(
         return [()] * len(requests)
     pairs = zip(requests.trace_id.tolist(), joined.trace_id.tolist(), strict=True)
     return [nested(*(gateways.get(trace, ()) for trace in dict.fromkeys(pair))) for pair in pairs]
+
+
+def _one_machine(requests: RequestLog, run: Run, own_urls: Collection[str]) -> Bools:
+    """Return a mask [n] of requests to engines on this machine."""
+    is_here = all(address(endpoint.url)[0] in _LOOPBACK for endpoint in run.endpoints)
+    return np.array([is_here and url in own_urls for url in requests.endpoint_url.tolist()], dtype=np.bool_)
 
 
 def _round_trips(run: Run) -> dict[str, RoundTrip]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sidelight.correlator.breakdown import Parts, network_label
-from sidelight.correlator.parts import ENGINE_FRONTEND, INNER_PARTS, OTHER, STATED_PARTS
+from sidelight.correlator.parts import ENGINE_FRONTEND, INNER_PARTS, OTHER, SHARED_PARTS, STATED_PARTS
 from sidelight.loadgen.requests.table.log import RequestLog
 
 _LABELS = {part.name: part.label for part in INNER_PARTS}
@@ -61,9 +61,10 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
         ("gateway", parts.gateway_s[place]),
         (parts.merged[place], _merged_s(parts, place)),
         (ENGINE_FRONTEND.words, parts.engine_frontend_s[place]),
-        *((part.words, parts.seconds(part)[place]) for part in STATED_PARTS),
+        *((part.words, parts.seconds(part)[place]) for part in STATED_PARTS if part not in SHARED_PARTS),
         ("queue", parts.queue_s[place]),
         ("prefill", parts.prefill_s[place]),
+        *((part.words, parts.seconds(part)[place]) for part in SHARED_PARTS),
     ]
     inside_s = sum(time_s for _, time_s in inside if time_s > 0)
     begin_ns = engine_ns - _ns(inside_s) if stamped else submit_ns + _ns(before[0][1])

@@ -21,6 +21,7 @@ from sidelight.correlator.parts import (
     ENGINE_PARTS,
     GATEWAY_REQUEST,
     INSIDE_PARTS,
+    SHARED_PARTS,
     TTFT_PARTS,
     Part,
 )
@@ -51,8 +52,8 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
     empty, coarse, sources = bucketize([], LATENCY_BOUNDS_S), bucketize([], MEAN_BOUNDS_S), tuple(sources)
     missing = dict.fromkeys(reasons, 0)
     return PartCounts(
-        ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources},
-        e2e={(part.name, source): coarse for part in E2E_PARTS for source in sources},
+        ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources if part not in SHARED_PARTS},
+        e2e={(part.name, source): coarse for part in E2E_PARTS for source in sources if part not in SHARED_PARTS},
         inner={(part.name, source): empty for part in INNER for source in sources},
         requests=dict.fromkeys(SOURCES, 0),
         quality=dict.fromkeys(QUALITIES, 0),
@@ -154,7 +155,7 @@ def _observed(
         for part in kinds:
             # Stamps are late by a little: a sum on the page must not fall for that.
             values_s, key = np.maximum(parts.seconds(part)[rows], 0.0), (part.name, name)
-            if key in after and np.isnan(values_s).all():
+            if (key in after or part in SHARED_PARTS) and np.isnan(values_s).all():
                 continue
             if requests is None:
                 new = bucketize(values_s, bounds_s)

@@ -29,6 +29,7 @@ from sidelight.correlator.parts import (
     INNER_PARTS,
     NETWORK,
     SEND,
+    SHARED_PARTS,
     TTFT_PARTS,
     Part,
 )
@@ -270,6 +271,8 @@ def is_certain(part: TtftPart | E2ePart) -> bool:
 
 def label_of(part: Part, breakdown: Breakdown) -> str:
     """Return the label of a part of a breakdown, for people."""
+    if part.name == "decode_queue" and breakdown.kv_transfer_ms.mean is None:
+        return "decode queue, KV load"
     return {"network": breakdown.network_label, "gateway": breakdown.gateway_label}.get(part.name, part.label)
 
 
@@ -310,8 +313,9 @@ def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
     """Return the root mean square of the requests' standard errors, None if unknown."""
     if part.error == "unstated":
         return None
-    if part.error == "clocks":
-        return float(np.sqrt(((1e3 * of.parts.network_split_error_s[rows]) ** 2).mean()))
+    if part.error in ("clocks", "hand_over"):
+        errors_s = of.parts.network_split_error_s if part.error == "clocks" else of.parts.router_error_s
+        return float(np.sqrt(((1e3 * errors_s[rows]) ** 2).mean()))
     if not part.error:
         return 0.0
     estimated = rows & (_sources(of.parts, part) == "histogram")
@@ -327,6 +331,10 @@ def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
         return "no span of a gateway says it: included in network_ms"
     if part.name == GATEWAY_AT_MOST.name:
         return "no span of a gateway came, or they say their first output"
+    if part in SHARED_PARTS:
+        if not of.parts.by_two_engines[rows].any():
+            return "one engine served each request"
+        return "no larger than the two clocks' error: in network_ms" if part.error else "no engine states it"
     if part.stated:
         return f"no source separates it: included in {json_name(ENGINE_FRONTEND)}"
     if part.error == "unstated":

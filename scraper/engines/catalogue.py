@@ -22,7 +22,7 @@ Seen = Literal["real", "recorded page", "source only"]
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
 _TIME = {"kind": "histogram", "unit": "seconds"}
 # Times that engines' spans may state of what passes before the first token, in neither queue nor prefill.
-INNER_TIMES = ("scheduler_intake",)
+INNER_TIMES = ("scheduler_intake", "router", "kv_transfer", "decode_queue", "first_step")
 _TOKENS = {"kind": "counter", "unit": "tokens"}
 _REQUESTS = {"kind": "gauge", "unit": "requests", "across": "sum"}
 # The canonical quantities, and what holds of each in all engines' files but where one states another unit.
@@ -164,13 +164,25 @@ class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name in (*self.begin, self.end, self.after, self.until) if name)
 
 
+class SpanRole(msgspec.Struct, frozen=True, kw_only=True):
+    """Signs of an engine's part in a request that two shared: any one of them.
+
+    They are attributes with their values, or a stage under the request's span. That of a prefill may also be what a
+    client asked for itself: it counts where another engine went on.
+    """
+
+    values: dict[str, str | float] = {}
+    stages: tuple[str, ...] = ()
+
+
 class EngineSpanRules(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's spans of requests: any of `match` is the request's span, `times` are tried in their order.
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
     the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. `probe_ids` is how the engine's ids
     of health probes begin, which it serves like requests. `step_id` is the form of the ids of a request's steps, where
-    they have spans of their own: {step} is of the step alone, {n} of what runs within it.
+    they have spans of their own: {step} is of the step alone, {n} of what runs within it. `roles` are the signs by
+    which the spans of a request that two engines shared are distinguished.
     """
 
     match: tuple[SpanMatch, ...]
@@ -179,6 +191,7 @@ class EngineSpanRules(msgspec.Struct, frozen=True, kw_only=True):
     probe_ids: str = ""
     step_id: str = ""
     times: dict[str, tuple[SpanTime, ...]] = {}
+    roles: dict[Literal["prefill", "decode"], SpanRole] = {}
 
     def request_of_step(self, text: str) -> str:
         """Return the request's id from a step's id, "" if it is not a step's."""

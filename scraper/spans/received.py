@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -32,6 +32,11 @@ _PATH_ATTRIBUTES = ("url.path", "url.full", "http.target", "http.url", "http.rou
 _GATEWAY_PATHS = (*_PATH_ATTRIBUTES, "uri")  # of gateways that are known, what Rust's `tracing` calls it too
 _EVENT = "asgi.event.type"
 _LONGEST_NAME = 80
+_INSTANCE = "service.instance.id"  # OpenTelemetry's SDKs of late make one up for each process
+_PLACE = ("k8s.pod.name", "container.id", "host.name", "process.pid", "vllm.process_id")
+_MACHINE = ("host.id", "k8s.node.name", "host.name")  # whose processes run by one clock
+_SENDER = frozenset((_INSTANCE, *_PLACE, *_MACHINE))
+_MOST_SHARING = 1000
 _NO_TRACE = bytes(16)
 _NO_SPAN = bytes(8)
 
@@ -130,6 +135,51 @@ def service_of(resource: Resource) -> str:
     return "" if name.startswith("unknown_service") else name
 
 
+def process_of(resource: Resource) -> str:
+    """Return an identifier of a sender's process, or at least its machine. Its clock may differ from that of others."""
+    stated = dict(_sender(resource))
+    place = "/".join(stated[key] for key in _PLACE if stated.get(key))
+    return (stated.get(_INSTANCE) or place)[:_LONGEST_NAME]
+
+
+def machine_of(resource: Resource) -> str:
+    """Return the name of a sender's machine, "" where its resource states none."""
+    stated = dict(_sender(resource))
+    return next((stated[key] for key in _MACHINE if stated.get(key)), "")[:_LONGEST_NAME]
+
+
+def bare_resource(resource: Resource) -> Resource:
+    """Return a resource with the sender's process and machine alone, one object a sender."""
+    return _bare_resource(tuple(_sender(resource)))
+
+
+@lru_cache(maxsize=_MOST_SHARING)
+def _bare_resource(stated: tuple[tuple[str, str], ...]) -> Resource:
+    return Resource(attributes=[KeyValue(key=key, value=AnyValue(string_value=text)) for key, text in stated])
+
+
+def _sender(resource: Resource) -> Iterator[tuple[str, str]]:
+    for attribute in resource.attributes:
+        if attribute.key in _SENDER:
+            yield attribute.key, text_of(plain(attribute.value))
+
+
+class SharingProcesses:
+    """Processes of engines that share requests, as a prefill and a decode pod.
+
+    No span of vLLM says that there is another engine: it is known by those requests whose spans came.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def is_half(self, processes: Collection[str]) -> bool:
+        """Return whether a request probably lacks a span of another process."""
+        if len(processes) > 1 and len(self._known) < _MOST_SHARING:
+            self._known.update(processes)
+        return len(processes) == 1 and self._known.issuperset(processes)
+
+
 def sends_body(span: Span) -> bool:
     """Return whether a span is a server's sending of a reply's part.
 
@@ -192,6 +242,11 @@ def plain(value: AnyValue) -> str | float:
     if kind in ("int_value", "double_value"):
         return float(getattr(value, kind))
     return value.string_value
+
+
+def text_of(value: str | float) -> str:
+    """Return a plain value as text."""
+    return f"{value:.0f}" if isinstance(value, float) else value
 
 
 def attributes_of(span: Span, wanted: Collection[str] | None = None) -> dict[str, str | float]:

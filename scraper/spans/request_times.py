@@ -19,9 +19,14 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|ms|µs|ns)")
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 if TYPE_CHECKING:
+    from sidelight.rundir.columns import Floats
 
     class InnerTimes:
         """A column in s of each of `INNER_TIMES`, NaN where unknown: base of the tables that have them."""
+
+        router_s: Floats
+        decode_queue_s: Floats
+        first_step_s: Floats
 
 else:
     InnerTimes = make_dataclass(
@@ -42,6 +47,7 @@ class SpanRequest:
     spans: EngineSpanRules
     attributes: Mapping[str, str | float]
     clock: str
+    machine: str = ""
     fault: str = ""
 
     def faulty(self, fault: str) -> SpanRequest:
@@ -76,6 +82,17 @@ def times_of(request: SpanRequest, stages: Sequence[Stage]) -> Mapping[str, floa
                 known[name] = rest
                 break
     return known
+
+
+def role_of(request: SpanRequest, stages: Sequence[Stage]) -> str:
+    """Return the role of an engine in a request, "" without a sign of one."""
+    names = {stage.name for stage in stages}
+    for role, sign in request.spans.roles.items():
+        if any(request.attributes.get(name) == value for name, value in sign.values.items()):
+            return role
+        if not names.isdisjoint(sign.stages):
+            return role
+    return ""
 
 
 def _stated(request: SpanRequest, attribute: str) -> float | None:

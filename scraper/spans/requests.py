@@ -10,14 +10,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.rundir.columns import Floats, Ints, Texts
 from sidelight.scraper.engines.catalogue import EngineSpanRules
 from sidelight.scraper.spans.log import ExportRecord, SpanLogRecord
-from sidelight.scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, attributes_of, plain
-from sidelight.scraper.spans.request_times import TIMES, UNKNOWN, InnerTimes, SpanRequest, Stage, times_of
+from sidelight.scraper.spans.received import (
+    BACKWARDS,
+    CONFLICTING,
+    OFF_CLOCK,
+    ReceivedSpan,
+    attributes_of,
+    machine_of,
+    process_of,
+    text_of,
+)
+from sidelight.scraper.spans.request_times import (
+    TIMES,
+    UNKNOWN,
+    InnerTimes,
+    SpanRequest,
+    Stage,
+    role_of,
+    times_of,
+)
 
 IMPOSSIBLE = "a time that is negative, no number, or several"
 PROBE = "a health probe"
@@ -29,9 +45,6 @@ _WHY = {
     IMPOSSIBLE: f"states {IMPOSSIBLE}",
 }
 _DEPTH = 8  # between a stage's span and its request's there is one, of the process
-_INSTANCE = "service.instance.id"  # OpenTelemetry's SDKs of late make one up for each process
-_PLACE = ("k8s.pod.name", "container.id", "host.name", "process.pid", "vllm.process_id")
-_LONGEST_NAME = 80
 
 # What spans call the tokens of the prompt and of the output: vLLM and SGLang, then OpenTelemetry's convention.
 _INPUT_TOKENS = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
@@ -47,7 +60,9 @@ class EngineSpans(InnerTimes):
     trace_id, span_id       hex
     request_id              the engine's id of the request, "" for none
     clock                   whose clock stamped it: what the sender's resource says of its process, "" for nothing
+    machine                 the machine that its sender's resource names, "" where it names none
     engine                  its name in `scraper.engines`
+    role                    prefill or decode where the span bears a sign of it (`SpanRole`), else ""
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
     queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the first and last token.
                             As the engine states them, to the bit, where it states them itself
@@ -61,7 +76,9 @@ class EngineSpans(InnerTimes):
     span_id: Texts
     request_id: Texts
     clock: Texts
+    machine: Texts
     engine: Texts
+    role: Texts
     arrival_ns: Ints
     end_ns: Ints
     queue_s: Floats
@@ -125,16 +142,20 @@ class RequestSpans:
             return stage is not None and stage != _stage(received.span)
         if before is None or spans is None:
             return True
-        return not before.fault and _request(received, spans) != replace(before, clock=_clock(received.resource))
+        again = replace(_request(received, spans), clock=before.clock, machine=before.machine)
+        return not before.fault and again != before
 
     def table(self) -> EngineSpans:
         """Return the spans so far as columns."""
         under = _under(self._requests, self._stages, self._parents)
-        rows = [(request, times_of(request, under.get(key, ()))) for key, request in self._requests.items()]
-        impossible = Counter({IMPOSSIBLE: sum(times is None for _, times in rows)})
+        rows = [
+            (request, role_of(request, under.get(key, ())), times_of(request, under.get(key, ())))
+            for key, request in self._requests.items()
+        ]
+        impossible = Counter({IMPOSSIBLE: sum(times is None for *_, times in rows)})
         known = [
-            (request.faulty(_WHY[IMPOSSIBLE]) if times is None else request, times or UNKNOWN)
-            for request, times in rows
+            (request.faulty(_WHY[IMPOSSIBLE]) if times is None else request, role, times or UNKNOWN)
+            for request, role, times in rows
         ]
         return _columns(known, self._refused + impossible)
 
@@ -154,7 +175,9 @@ def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
 
 def _request(received: ReceivedSpan, spans: EngineSpanRules) -> SpanRequest:
     span, times = received.span, spans.times.values()
-    wanted = {spans.request_id, *(way.attribute for ways in times for way in ways), *_INPUT_TOKENS, *_OUTPUT_TOKENS}
+    signs = (name for role in spans.roles.values() for name in role.values)
+    stated = (way.attribute for ways in times for way in ways)
+    wanted = {spans.request_id, *stated, *signs, *_INPUT_TOKENS, *_OUTPUT_TOKENS}
     return SpanRequest(
         trace_id=span.trace_id,
         span_id=span.span_id,
@@ -163,7 +186,8 @@ def _request(received: ReceivedSpan, spans: EngineSpanRules) -> SpanRequest:
         engine=received.kind.engine,
         spans=spans,
         attributes=attributes_of(span, wanted),
-        clock=_clock(received.resource),
+        clock=process_of(received.resource),
+        machine=machine_of(received.resource),
     )
 
 
@@ -174,17 +198,6 @@ def _stage(span: Span) -> Stage:
 def _why(received: ReceivedSpan, reason: str) -> str:
     """Return the reason why a span's times are not used, in words."""
     return _WHY[reason].format(minutes=abs(received.off_clock_s) / 60)
-
-
-def _clock(resource: Resource) -> str:
-    """Return an identifier of a process, or at least its machine. Its clock may differ from that of others."""
-    stated = {
-        attribute.key: _text(plain(attribute.value))
-        for attribute in resource.attributes
-        if attribute.key in (_INSTANCE, *_PLACE)
-    }
-    place = "/".join(stated[key] for key in _PLACE if stated.get(key))
-    return (stated.get(_INSTANCE) or place)[:_LONGEST_NAME]
 
 
 def _under(
@@ -211,19 +224,21 @@ def _under(
     return stages_of
 
 
-def _columns(rows: Sequence[tuple[SpanRequest, Mapping[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
+def _columns(rows: Sequence[tuple[SpanRequest, str, Mapping[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
     return EngineSpans(
-        trace_id=_texts(request.trace_id.hex() for request, _ in rows),
-        span_id=_texts(request.span_id.hex() for request, _ in rows),
-        request_id=_texts(_text(request.attributes.get(request.spans.request_id, "")) for request, _ in rows),
-        clock=_texts(request.clock for request, _ in rows),
-        engine=_texts(request.engine for request, _ in rows),
-        arrival_ns=np.fromiter((request.begin_ns for request, _ in rows), np.int64),
-        end_ns=np.fromiter((request.end_ns for request, _ in rows), np.int64),
-        **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
-        input_tokens=np.fromiter((_tokens(request, _INPUT_TOKENS) for request, _ in rows), np.int64),
-        output_tokens=np.fromiter((_tokens(request, _OUTPUT_TOKENS) for request, _ in rows), np.int64),
-        fault=_texts(request.fault for request, _ in rows),
+        trace_id=_texts(request.trace_id.hex() for request, *_ in rows),
+        span_id=_texts(request.span_id.hex() for request, *_ in rows),
+        request_id=_texts(text_of(request.attributes.get(request.spans.request_id, "")) for request, *_ in rows),
+        clock=_texts(request.clock for request, *_ in rows),
+        machine=_texts(request.machine for request, *_ in rows),
+        engine=_texts(request.engine for request, *_ in rows),
+        role=_texts(role for _, role, _ in rows),
+        arrival_ns=np.fromiter((request.begin_ns for request, *_ in rows), np.int64),
+        end_ns=np.fromiter((request.end_ns for request, *_ in rows), np.int64),
+        **{f"{name}_s": np.fromiter((times[name] for *_, times in rows), np.float64) for name in TIMES},
+        input_tokens=np.fromiter((_tokens(request, _INPUT_TOKENS) for request, *_ in rows), np.int64),
+        output_tokens=np.fromiter((_tokens(request, _OUTPUT_TOKENS) for request, *_ in rows), np.int64),
+        fault=_texts(request.fault for request, *_ in rows),
         refused=dict(refused),
     )
 
@@ -232,10 +247,6 @@ def _tokens(request: SpanRequest, names: Sequence[str]) -> int:
     """Return the count of tokens under its first stated name, -1 if missing."""
     stated = next((request.attributes[name] for name in names if name in request.attributes), -1.0)
     return int(stated) if isinstance(stated, float) and 0 <= stated < 2**53 else -1
-
-
-def _text(value: str | float) -> str:
-    return f"{value:.0f}" if isinstance(value, float) else value
 
 
 def _texts(values: Iterable[str]) -> Texts:

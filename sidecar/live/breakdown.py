@@ -27,7 +27,7 @@ from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.gateway_spans import GatewaySpans, nested
 from sidelight.rundir.columns import Ints, concat, take
 from sidelight.scraper.series.log import FailureRecord, ScrapeRow
-from sidelight.scraper.spans.received import ReceivedSpan
+from sidelight.scraper.spans.received import ReceivedSpan, SharingProcesses, process_of
 from sidelight.scraper.spans.requests import request_spans
 from sidelight.scraper.spans.spec import SETTLE_S
 from sidelight.sidecar.live.lately import Lately
@@ -43,6 +43,7 @@ class LiveParts:
         self._spans: dict[bytes, list[ReceivedSpan]] = {}  # by trace, in the order in which the first of each came
         self._traces: dict[str, dict[str, list[int]]] = {}  # by engine and its id of the request
         self._gateways = GatewaySpans()
+        self._sharing = SharingProcesses()
         self._listens = self._has_gateways = False
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
@@ -116,7 +117,10 @@ class LiveParts:
 
     def _has_come(self, log: RequestLog) -> bool:
         """Return whether all spans have come. Where gateways send spans, one may come after the engine's."""
-        return not self._has_gateways and all(bytes.fromhex(trace_id) in self._spans for trace_id in log.trace_id)
+        if self._has_gateways:
+            return False
+        traces = (self._spans.get(bytes.fromhex(trace_id)) for trace_id in log.trace_id)
+        return all(spans and not self._sharing.is_half(_processes(spans)) for spans in traces)
 
     def _spans_of(self, trace_id: str, request_id: str, response_id: str) -> Sequence[ReceivedSpan]:
         """Remove and return the spans of a request. They are those of its trace, else of the one that has its id."""
@@ -151,3 +155,7 @@ class LiveParts:
         if len(rest):
             self.counts = counted(self.counts, break_down(rest, unjoined(len(rest)), nothing(len(rest), "")))
         self._window.hold(of_log(log), waits, now_ns)
+
+
+def _processes(spans: Sequence[ReceivedSpan]) -> set[str]:
+    return {process_of(received.resource) for received in spans if received.kind.role == "request"}

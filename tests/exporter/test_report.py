@@ -14,9 +14,11 @@ import summaries
 from logs import request_log
 from rich.console import Console
 
+from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.document import Prose
 from sidelight.exporter.report.sections import as_text
 from sidelight.exporter.report.verdict import where_it_went
+from sidelight.exporter.summary.breakdown import json_name
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.slowest import SlowRequest
 from sidelight.exporter.summary.timeline import COLUMNS, Timeline
@@ -197,7 +199,7 @@ def test_metrics_alone_give_the_servers_part_alone():
 
 def slow(number: int, **change: Any) -> SlowRequest:
     """One of the slowest requests, of which the engine's page was not scraped."""
-    known = dict.fromkeys(("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms"))
+    known = dict.fromkeys(map(json_name, TTFT_PARTS))
     return SlowRequest(
         **known
         | {

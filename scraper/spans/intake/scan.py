@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.scraper.spans.intake.export import parsed
-from sidelight.scraper.spans.received import ReceivedSpan, received_spans
+from sidelight.scraper.spans.received import ReceivedSpan, SharingProcesses, process_of, received_spans
 
 _TRACES_KEPT = 100_000
 _MOST_SERVICES = 8  # before an engine, of which a trace is noted to have spans
@@ -46,7 +46,8 @@ class AwaitedTraces:
     """Register of complete traces, for a run that waits for its own at its end."""
 
     def __init__(self) -> None:
-        self._traces: dict[bytes, None] = {}
+        self._traces: dict[bytes, set[str]] = {}  # by trace, the processes of the engines that served it
+        self._sharing = SharingProcesses()
         self._halves: dict[bytes, str] = {}
         self._serving: dict[bytes, set[str]] = {}  # by trace, the services before an engine whose spans came
         self._news = asyncio.Event()
@@ -56,7 +57,9 @@ class AwaitedTraces:
         for received in scanned.awaited:
             trace_id = received.span.trace_id
             if received.kind.tells_all or self._completes(received):
-                self._traces[trace_id] = None
+                processes = self._traces.setdefault(trace_id, set())
+                processes.add(process_of(received.resource))
+                self._sharing.is_half(processes)
             elif _serves(received):
                 services = self._serving.setdefault(trace_id, set())
                 if len(services) < _MOST_SERVICES:
@@ -73,10 +76,16 @@ class AwaitedTraces:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not trace_ids or set(trace_ids) - self._traces.keys() or not self._have_gateways(trace_ids):
+                while not trace_ids or self._lack_engines(trace_ids) or not self._have_gateways(trace_ids):
                     self._news.clear()
                     await self._news.wait()
         return len(set(trace_ids) - self._traces.keys())
+
+    def _lack_engines(self, trace_ids: Collection[bytes]) -> bool:
+        """Return whether a trace lacks the span of an engine, or of one of two."""
+        return any(
+            trace_id not in self._traces or self._sharing.is_half(self._traces[trace_id]) for trace_id in trace_ids
+        )
 
     def _have_gateways(self, trace_ids: Collection[bytes]) -> bool:
         """Return whether each trace has spans of every service that serves any of them."""

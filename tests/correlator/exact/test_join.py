@@ -17,6 +17,7 @@ from sidelight.correlator.exact.join import join
 from sidelight.correlator.exact.table import SOURCES
 from sidelight.loadgen.records import request_id
 from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.spans.request_times import TIMES
 from sidelight.scraper.spans.requests import EngineSpans
 
 REPOSITORY = Path(__file__).parents[3]
@@ -35,9 +36,9 @@ def requests(*rows: Mapping[str, Any]) -> RequestLog:
 
 def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     """Return spans of vLLM from what is special about each; times in ms."""
-    texts = {"trace_id": "", "span_id": "", "request_id": "", "clock": "", "engine": "vllm"}
+    texts = {"trace_id": "", "span_id": "", "request_id": "", "clock": "", "machine": "", "engine": "vllm", "role": ""}
     stamps = {"arrival_ns": 1010 * MS, "end_ns": 2990 * MS}
-    times = {f"{name}_s": np.nan for name in ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")}
+    times = {f"{name}_s": np.nan for name in TIMES}
     columns: dict[str, Any] = {
         name: np.array([row.get(name, text) for row in rows], np.object_) for name, text in texts.items()
     }

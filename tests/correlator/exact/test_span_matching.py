@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sidelight.correlator.exact.join import join
 from sidelight.correlator.exact.span_matching import spans_by_time
 from sidelight.correlator.exact.table import SPAN_BY_TIME
+from sidelight.scraper.engines.catalogue import INNER_TIMES
 from sidelight.scraper.spans.requests import EngineSpans
 
 WORLDS = st.builds(
@@ -49,11 +50,13 @@ def spans_of(trial: Played, *, ahead_s: float = 0.0) -> EngineSpans:
         span_id=texts("{:016x}"),
         request_id=texts("chatcmpl-{}"),
         clock=texts(""),
+        machine=texts(""),
         engine=texts("vllm"),
+        role=texts(""),
         arrival_ns=timings.arrival_ns + ahead_ns,
         end_ns=timings.last_token_ns + ahead_ns,
         **{f"{name}_s": getattr(timings, f"{name}_s") for name in ("queue", "ttft", "prefill", "e2e", "decode")},
-        scheduler_intake_s=np.full(size, np.nan),
+        **{f"{name}_s": np.full(size, np.nan) for name in INNER_TIMES},
         input_tokens=np.full(size, -1, dtype=np.int64),
         output_tokens=np.full(size, -1, dtype=np.int64),
         fault=np.full(size, "", dtype=np.object_),

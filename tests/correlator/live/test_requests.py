@@ -21,7 +21,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from sent_spans import SERVER, S, call, engine, export, gateway, span
+from sent_spans import SERVER, S, call, engine, export, gateway, span, two_pods
 
 from sidelight.correlator.live.requests import SpanRequests
 from sidelight.correlator.replay import Replay, Replayed
@@ -255,6 +255,30 @@ def test_a_half_that_comes_late_in_the_same_trace(late_s: int, *, is_client_late
     source = "trace" if is_client_late or late_s == 4 else "none"
     assert {source: 1} == counted(records).sources
     assert [source] == replayed(records).parts.source.tolist()
+
+
+def test_a_request_of_two_engines_waits_for_both_once_they_are_known():
+    """By the first request whose spans of both came. A machine that both name has one clock for what lies between."""
+    traces = [bytes([number]) * 16 for number in (1, 2)]
+    pods = [two_pods(80, trace=trace) for trace in traces]
+
+    def sent(spans: Sequence[Span], at_s: float, pod: str) -> ExportRecord:
+        return export(spans, at_s=at_s, instance=pod, machine="node")
+
+    records = [
+        *(
+            export([call(trace=trace, first_ms=340.0)], at_s=1.0 + at_s)
+            for trace, at_s in zip(traces, (0, 5), strict=True)
+        ),
+        sent(pods[0][:1], 0.9, "prefill"),
+        sent(pods[0][1:], 0.95, "decode"),
+        sent(pods[1][:1], 6.0, "prefill"),
+        sent(pods[1][1:], 9.5, "decode"),
+    ]
+    parts = replayed(sorted(records, key=lambda record: record.received_ns)).parts
+    assert [True, True] == parts.by_two_engines.tolist()
+    assert [0.08, 0.08] == pytest.approx(parts.router_s.tolist())
+    assert [0.34, 0.34] == pytest.approx(parts.ttft_s.tolist())
 
 
 @pytest.mark.parametrize("others", [("engine",), ("client",), ("client", "engine")], ids="-".join)

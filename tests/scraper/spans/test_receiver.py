@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from sent_spans import NOON, SERVER, body, span
+from sent_spans import MS, NOON, SERVER, body, span, two_pods
 from waiting import BOUND_S
 
 from sidelight.rundir.frames import read_frames
@@ -381,6 +381,25 @@ async def test_settling_waits_for_gateways_where_they_send_spans(tmp_path: Path)
             await asyncio.sleep(0)
             assert not settling.done()
             await listener.send("grpc", served[1])
+            assert 0 == await settling
+
+
+async def test_settling_waits_for_both_of_two_engines_that_share_requests(tmp_path: Path):
+    """That they do is known by the first request of which both spans came."""
+    traces = [bytes([number]) * 16 for number in (1, 2)]
+    clock_ms = (10**18 - NOON) / 1e6
+    pods = [two_pods(trace=trace) for trace in traces]
+    for span_ in (pod for pair in pods for pod in pair):
+        span_.start_time_unix_nano += round(clock_ms * MS)
+        span_.end_time_unix_nano += round(clock_ms * MS)
+    async with listening(tmp_path) as listener:
+        await listener.send("grpc", body([prefill for prefill, _ in pods], instance="prefill"))
+        await listener.send("grpc", body([pods[0][1]], instance="decode"))
+        async with asyncio.timeout(BOUND_S):
+            settling = asyncio.create_task(listener.receiver.settle(60, [trace.hex() for trace in traces]))
+            await asyncio.sleep(0)
+            assert not settling.done()
+            await listener.send("grpc", body([pods[1][1]], instance="decode"))
             assert 0 == await settling
 
 

@@ -1,0 +1,153 @@
+"""Requests that a prefill engine and a decode engine shared: real pods of vLLM, and made-up ones."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import recordings
+from hypothesis import given
+from hypothesis import strategies as st
+from sent_spans import MS, NOON, engine, export, two_pods
+
+from sidelight.correlator.breakdown import Parts, break_down, network_label
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.clock_offset import clock_offsets
+from sidelight.correlator.exact.join import join
+from sidelight.correlator.parts import SHARED_PARTS, TTFT_PARTS
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.scraper.spans.log import ExportRecord
+from sidelight.scraper.spans.requests import engine_spans
+
+WAIT_MS = 330.0  # of a client whose request two pods shared with 80 ms between them: 12 are outside
+
+
+def pods() -> list[Any]:
+    """Some requests of four recordings of two real pods behind a proxy: each with the proxy's stamps by trace."""
+    with lzma.open(recordings.REPOSITORY / "tests/data/vllm_two_pods.jsonl.xz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def parts_of(requests: RequestLog, exports: Iterable[ExportRecord], *, one_machine: bool = False) -> Parts:
+    joined = join(requests, engine_spans(exports))
+    where = np.full(len(requests), one_machine)
+    clocks = clock_offsets(requests, joined)
+    return break_down(requests, joined, nothing(len(requests), ""), clocks, one_machine=where)
+
+
+def shared(*traces: bytes, wait_ms: float = WAIT_MS) -> RequestLog:
+    """Requests whose spans are those of `two_pods`."""
+    stamps = {"submit_ns": NOON + 45 * MS, "end_ns": NOON + 950 * MS}
+    first = dict.fromkeys(("first_output_ns", "first_token_ns"), NOON + round((45 + wait_ms) * MS))
+    usual = {"status": "ok", "http_status": 200, **stamps, **first}
+    return recordings.request_log([{**usual, "trace_id": trace.hex()} for trace in traces])
+
+
+def milliseconds(parts: Parts) -> dict[str, float]:
+    """The parts of one request in ms, without unknown ones."""
+    return {
+        part.name: round(1e3 * float(parts.seconds(part)[0]), 6)
+        for part in TTFT_PARTS
+        if np.isfinite(parts.seconds(part)[0])
+    }
+
+
+@pytest.mark.parametrize("recorded", pods(), ids=lambda recorded: str(recorded["name"]))
+def test_the_parts_of_real_pods_are_those_of_the_proxy(recorded: Any):
+    """The parts are the TTFT to the digit; what lies between the pods holds what the proxy held, and HTTP twice.
+
+    KV loads of NIXL are in the decode pod's queue, those of ExampleConnector in its first step.
+    """
+    case = recordings.recorded(recorded["requests"], recorded["exports"], recorded["anchor"])
+    joined = join(case.requests, case.spans)
+    parts = break_down(case.requests, joined, nothing(len(joined), ""), one_machine=np.full(len(joined), True))
+    assert ["exact"] * len(parts) == parts.quality.tolist()
+    assert parts.by_two_engines.all()
+    total_s = sum(np.nan_to_num(parts.seconds(part)) for part in TTFT_PARTS)
+    assert parts.ttft_s.tolist() == pytest.approx(total_s.tolist(), abs=1e-12)
+    proxy = [recorded["proxy"][trace] for trace in case.requests.trace_id]
+    held_ms = np.array([(stamps["d_call_ns"] - stamps["p_return_ns"]) / 1e6 for stamps in proxy])
+    assert (1e3 * parts.router_s - held_ms > 0).all()
+    assert (1e3 * parts.router_s - held_ms < 11).all()
+    decode_ms = np.array([(stamps["d_first_ns"] - stamps["d_call_ns"]) / 1e6 for stamps in proxy])
+    rest_ms = decode_ms - 1e3 * (parts.decode_queue_s + parts.first_step_s)
+    assert (rest_ms > 0).all()
+    assert np.median(rest_ms) < 15  # of its API server, and HTTP
+    spans = list(zip(case.spans.trace_id, case.spans.role, strict=True))
+    first, second = ([spans.index((trace, role)) for trace in case.requests.trace_id] for role in ("prefill", ""))
+    assert case.spans.queue_s[first].tolist() == parts.queue_s.tolist()
+    assert case.spans.prefill_s[first].tolist() == parts.prefill_s.tolist()
+    assert case.spans.queue_s[second].tolist() == parts.decode_queue_s.tolist()
+    assert case.spans.prefill_s[second].tolist() == parts.first_step_s.tolist()
+
+
+def test_each_part_of_a_shared_request_has_its_name():
+    """By one clock, which both pods' resources name: API servers and what a span lasts beyond its output are other."""
+    prefill, decode = two_pods(80)
+    exports = [export([prefill], instance="p", machine="node"), export([decode], instance="d", machine="node")]
+    parts = parts_of(shared(b"t" * 16), exports)
+    known = {"queue": 20, "prefill": 100, "router": 80, "decode_queue": 40, "first_step": 15}
+    # Of 330 the pods had 130 and 60, and 80 lay between.
+    assert {"network": 60, "other": 15, **known} == milliseconds(parts)
+    assert [0.0] == parts.router_error_s.tolist()
+    assert [0.3] == parts.decode_s.tolist()
+    assert [NOON + 320 * MS] == (parts.engine_first_token_ns - parts.arrival_ns + NOON + 50 * MS).tolist()
+
+
+@pytest.mark.parametrize("clock_ms", [-7000.0, 0.0, 3000.0])
+def test_what_no_clock_tells_stays_outside_the_engines(clock_ms: float):
+    """A decode pod's clock set anyhow moves no part but the one between, which is then not known by itself."""
+    prefill, decode = two_pods(80, clock_ms=clock_ms)
+    parts = parts_of(shared(b"t" * 16), [export([prefill], instance="p"), export([decode], instance="d")])
+    known = {"queue": 20, "prefill": 100, "decode_queue": 40, "first_step": 15}
+    assert {"network": 140, "other": 15, **known} == milliseconds(parts)
+    assert [-1] == parts.engine_first_token_ns.tolist()
+    assert "outside the engines" == network_label(parts, np.array([True]))
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), st.floats(0.5, 60)), min_size=2, max_size=12), st.floats(-5000, 5000))
+def test_the_time_between_is_within_its_error(ways: list[tuple[float, float]], clock_ms: float):
+    """Whatever lies between, outside, and between the clocks."""
+    traces = [bytes([number]) * 16 for number in range(1, len(ways) + 1)]
+    pairs = [
+        two_pods(between_ms, clock_ms=clock_ms, trace=trace)
+        for trace, (between_ms, _) in zip(traces, ways, strict=True)
+    ]
+    usual = {"status": "ok", "http_status": 200, "submit_ns": NOON + 50 * MS, "end_ns": NOON + 1500 * MS}
+    firsts_ns = [NOON + round((240 + sum(way)) * MS) for way in ways]
+    log = recordings.request_log(
+        [
+            {**usual, "trace_id": trace.hex(), "first_output_ns": first_ns, "first_token_ns": first_ns}
+            for trace, first_ns in zip(traces, firsts_ns, strict=True)
+        ]
+    )
+    first, second = zip(*pairs, strict=True)
+    parts = parts_of(log, [export(first, instance="p"), export(second, instance="d")])
+    assert parts.by_two_engines.all()
+    true_s = np.array([between_ms for between_ms, _ in ways]) / 1e3
+    known = np.isfinite(parts.router_s)
+    assert known.all() or not known.any()
+    assert (np.abs(parts.router_s - true_s)[known] <= parts.router_error_s[known] + 1e-6).all()
+    total_s = sum(np.nan_to_num(parts.seconds(part)) for part in TTFT_PARTS)
+    assert parts.ttft_s.tolist() == pytest.approx(total_s.tolist(), abs=1e-12)
+
+
+def test_choices_of_one_token_are_of_one_engine():
+    """A client that asked for one token, twice: the spans are alike a prefill pod's, and begin together."""
+    stated: dict[str, str | float] = {
+        "gen_ai.usage.prompt_tokens": 512, "gen_ai.usage.completion_tokens": 1, "gen_ai.request.max_tokens": 1,
+    }  # fmt: skip
+    spans = [engine(f"choice{number}", ttft_ms=160, e2e_ms=160, decode_ms=0, stated=stated) for number in range(2)]
+    log = shared(b"t" * 16)
+    parts = parts_of(log, [export(spans, instance="e")])
+    assert not parts.by_two_engines.any()
+    assert {"queue": 50.0, "prefill": 100.0} == {name: milliseconds(parts)[name] for name in ("queue", "prefill")}
+
+
+def test_one_engine_has_no_parts_of_two():
+    parts = parts_of(shared(b"t" * 16), [export([engine()], instance="e")])
+    assert not {part.name for part in SHARED_PARTS}.intersection(milliseconds(parts))
