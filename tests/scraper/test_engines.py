@@ -141,6 +141,21 @@ def test_a_prefill_and_a_decode_engine_show_their_features():
         assert (decode, prefill) == (shown["decode"][name], shown["prefill"][name]), name
 
 
+def test_draft_tokens_accepted_by_place_add_up():
+    """As vLLM 0.33 counted them, with drafts of up to three tokens: a fourth place is not shown."""
+    places = [f'position="{place}"' for place in range(3)]
+    page = parse(
+        series.counter("vllm:spec_decode_num_accepted_tokens_total", 2601)
+        + series.counter("vllm:spec_decode_num_accepted_tokens_per_pos_total", 1036, 814, 751, labels=places)
+    )
+    sources = canonical(page.series, "vllm")
+    shown = [
+        page.values[list(source_of(sources, f"draft_tokens_accepted_at_{place}").columns)].sum() for place in (1, 2, 3)
+    ]
+    assert page.values[list(source_of(sources, "draft_tokens_accepted").columns)].sum() == sum(shown)
+    assert "draft_tokens_accepted_at_4" not in sources
+
+
 def test_stages_of_sglang_s_scheduler_are_stalls_where_no_forward_pass_ran():
     """Neither idle time nor the running of batches, nor what a forward pass hides."""
     page = parse(
