@@ -28,7 +28,7 @@ from sidelight.scraper.perf_metrics import SteadyClock, record_of, timings
 from sidelight.scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from sidelight.scraper.targets.scrape import Scrape, clock_of
 from sidelight.sidecar.doctor.lines import HINT, OK, WARN, Line, print_line
-from sidelight.sidecar.run.preparation.pages import cure_of_page
+from sidelight.sidecar.run.preparation.pages import cure_of_page, switch_of_page
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
@@ -128,12 +128,8 @@ async def _scrape_once(
 
 def advice(reason: str, engine: str | None) -> Iterator[str]:
     """Yield cures for a missing metrics page, by reason, and by engine if known."""
-    # Only these two answer so.
-    engine = engine or ("trtllm" if "JSON" in reason else "llamacpp" if "HTTP 501" in reason else None)
-    if engine is not None:
-        yield _switch(engine)
-    elif "HTTP 404" in reason:
-        yield "docs/reference/engines.md says how each engine is made to show its metrics"
+    if switch := switch_of_page(reason, engine):
+        yield switch
     yield f"a run still works, without the engine's side; {cure_of_page(reason)}"
 
 
@@ -159,7 +155,7 @@ def describe(samples: PageSamples, clock: AnchoredClock, servers: Servers = Serv
         known = ", ".join(dict.fromkeys((*engines.engine_names(), *gateways.gateway_names())))
         yield WARN, f"no known engine or gateway exposes these series; known: {known}"
         if servers.engine is not None:
-            yield HINT, _switch(servers.engine)
+            yield HINT, switch_of_page("", servers.engine)
         return
     engine = engines.catalogue(detected.name)
     version = f" {detected.version}" if detected.version else ""
@@ -299,8 +295,3 @@ def _format(content_type: str) -> str:
         "text/plain": "text",
     }
     return f"{names.get(kind.strip().lower(), kind.strip() or 'no content type')} {version}".strip()
-
-
-def _switch(engine: str) -> str:
-    catalogue = engines.catalogue(engine)
-    return f"{catalogue.title}: {catalogue.enable}"

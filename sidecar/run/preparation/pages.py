@@ -13,7 +13,7 @@ import msgspec
 from sidelight.recorded.errors import TargetUnreachable
 from sidelight.rundir.access import Access, Tls, masked
 from sidelight.rundir.stats import Missing
-from sidelight.scraper.engines.catalogue import metrics_paths
+from sidelight.scraper.engines.catalogue import catalogue, metrics_paths
 from sidelight.scraper.targets.fetch import FetchLimits, discover
 from sidelight.scraper.targets.scrape import clock_of
 from sidelight.sidecar.options.access import metrics_access
@@ -117,8 +117,19 @@ def scraped_pages(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, 
         elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in page.reason:
             targets.append(configured)
         else:
-            notes.append(f"no server metrics: {page.reason}; {cure_of_page(page.reason)}")
+            cures = filter(None, (switch_of_page(page.reason), cure_of_page(page.reason)))
+            notes.append(f"no server metrics: {page.reason}; {'; '.join(cures)}")
     return tuple(targets), tuple(notes)
+
+
+def switch_of_page(reason: str, engine: str | None = None) -> str:
+    """Return the switch of a missing metrics page, by reason and known engine, or ""."""
+    # Only these two answer so.
+    engine = engine or ("trtllm" if "JSON" in reason else "llamacpp" if "HTTP 501" in reason else None)
+    if engine is not None:
+        known = catalogue(engine)
+        return f"{known.title}: {known.enable}"
+    return "docs/reference/engines.md says how each engine is made to show its metrics" if "HTTP 404" in reason else ""
 
 
 def cure_of_page(reason: str) -> str:

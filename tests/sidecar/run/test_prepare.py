@@ -6,9 +6,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from sidelight.rundir.stats import Missing
 from sidelight.sidecar.options.load import RunOptions
 from sidelight.sidecar.options.watch import ScrapeOptions
-from sidelight.sidecar.run.preparation.pages import prepare_scrape, with_pages
+from sidelight.sidecar.run.preparation.pages import prepare_scrape, scraped_pages, with_pages
 from sidelight.sidecar.run.preparation.planning import planned_requests
 
 URL = "http://127.0.0.1:8000"
@@ -48,6 +49,16 @@ async def test_a_named_page_that_does_not_answer_yet_is_asked_all_the_same():
         scrape = await prepare_scrape(ScrapeOptions(metrics=tuple(urls.values())))
     assert (urls["good"], urls["starting"]) == scrape.targets
     assert [urls["html"] in note for note in scrape.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("reason", "switch"),
+    [("HTTP 501", "llama.cpp: --metrics"), ("HTTP 404", "docs/reference/engines.md"), ("HTTP 403", "METRICS_TOKEN")],
+)
+def test_a_missing_page_is_noted_with_what_switches_it_on(reason: str, switch: str):
+    """Only llama.cpp answers 501; of the others a page says how."""
+    _, (note,) = scraped_pages([(URL, Missing(f"{URL}/metrics: {reason}"))])
+    assert switch in note
 
 
 @pytest.mark.parametrize(
