@@ -27,6 +27,7 @@ LEAST_SCRAPES = 5  # with a waiting request, of which to say why it waited
 FULL, ROOM = 0.9, 0.8  # KV cache usage: full above the one, room below the other
 AT_MOST = 0.5  # of the scrapes with a waiting request: in as many an engine ran as much as it ever did
 LEAST_REQUESTS = 20
+LEAST_SLOW = 5  # slowest requests: what fewer were slow of is chance, and the mean says what to work on
 STRONG_RHO = 0.7
 RARELY_CACHED = 0.05
 # What requests failed of, by the kind of error's beginning, and what to do about it.
@@ -100,7 +101,7 @@ def observed(summary: Summary) -> Observations:
     """Return the observations of a run."""
     correlation, server = summary.correlation, summary.server
     tail, shares = correlation.tail_attribution, mean_shares(correlation.breakdown)
-    if tail.largest and tail.tail:
+    if tail.largest and tail.tail and tail.tail["p95"].explained >= LEAST_SLOW:
         shares = {name: share or 0.0 for name, share in tail.tail["p95"].share.items()}
     preempted = server.preemptions.stats.total if server.preemptions else UNSET
     return Observations(

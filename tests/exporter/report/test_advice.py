@@ -10,6 +10,7 @@ import summaries
 
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
+from sidelight.correlator.statistics.tail import Tail
 from sidelight.exporter.report.advice import MORE_PREFILL, UNEXPLAINED, Advice, advised
 from sidelight.exporter.summary.breakdown import json_name
 from sidelight.exporter.summary.correlation import Evidence
@@ -274,6 +275,20 @@ def test_the_second_part_is_worked_on_where_nothing_explains_the_largest():
     shares = {"prefill_ms": known("prefill_ms", 90.0, 0.45), "queue_ms": known("queue_ms", 88.0, 0.44)}
     assert UNEXPLAINED["queue"] == advised(made_of("none", breakdown=shares)).cure
     assert "raise that limit" in advised(made_of("none", waiting=SEATS, breakdown=shares)).cure
+
+
+@pytest.mark.parametrize(("slow", "cure"), [(4, "look at the gateway first"), (5, UNEXPLAINED["network"])])
+def test_a_few_slow_requests_do_not_say_what_to_work_on(slow: int, cure: str):
+    """The mean does, until five were slow: here a gateway in the mean, the network in the slowest."""
+    share = dict.fromkeys((part.name for part in TTFT_PARTS), 0.0) | {"network": 0.9, "gateway": 0.1}
+    slowest = Tail(
+        from_ms=900.0, requests=slow, explained=slow, estimated=0, expected=0, mean_ms=950.0, error_ms=0.0,
+        share=share, above_median_ms=share,
+    )  # fmt: skip
+    run = made_of("gateway", breakdown={"gateway_ms": known("gateway_ms", 90.0, 0.9)})
+    tail = replace(run.correlation.tail_attribution, largest="network", tail={"p95": slowest})
+    advice = advised(replace(run, correlation=replace(run.correlation, tail_attribution=tail)))
+    assert cure in advice.cure
 
 
 def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
