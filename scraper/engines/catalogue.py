@@ -53,7 +53,7 @@ FEATURES: dict[str, Mapping[str, Any]] = {
     "lora_usage": {**_GAUGE, "unit": "ratio"},
     **dict.fromkeys(("mm_cache_queries", "mm_cache_hits"), _ITEMS),
     "admission_rejections": {"kind": "counter", "unit": "requests"},
-    **dict.fromkeys(("scheduler_idle_time", "scheduler_stall_time"), _SECONDS),
+    **dict.fromkeys(("scheduler_idle_time", "scheduler_exposed_time"), _SECONDS),
     "iteration_time": {**_GAUGE, "unit": "seconds"},
     **dict.fromkeys(("preprocess_time", "route_time", "router_overhead"), _TIME),
 }

@@ -228,8 +228,9 @@ class Quantities(Struct, frozen=True, kw_only=True):
         Counter | UnsetType, doc("Requests refused for a limit of the engine's queue.", "requests")
     ] = UNSET
     scheduler_idle_time: Annotated[Counter | UnsetType, doc("Time with nothing to schedule.", "s")] = UNSET
-    scheduler_stall_time: Annotated[
-        Counter | UnsetType, doc("Work of the scheduler between batches beside which no forward pass was seen.", "s")
+    scheduler_exposed_time: Annotated[
+        Counter | UnsetType,
+        doc("Time of the scheduler outside of batches with no forward pass seen, idle or not.", "s"),
     ] = UNSET
     iteration_time: Annotated[Gauge | UnsetType, doc("Duration of the last iteration.", "s")] = UNSET
     preprocess_time: Annotated[Histogram | UnsetType, doc("Chat template and tokenisation in the frontend.", "s")] = (

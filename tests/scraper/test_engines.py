@@ -156,14 +156,14 @@ def test_draft_tokens_accepted_by_place_add_up():
     assert "draft_tokens_accepted_at_4" not in sources
 
 
-def test_stages_of_sglang_s_scheduler_are_stalls_where_no_forward_pass_ran():
-    """Neither idle time nor the running of batches, nor what a forward pass hides."""
+def test_stages_of_sglang_s_scheduler_are_exposed_where_no_forward_pass_ran():
+    """Neither the running of batches nor what a forward pass hides; all stages of an idle scheduler are idle time."""
     page = parse(
         "# TYPE sglang:scheduler_stage_seconds_total counter\n"
         + "".join(
             f'sglang:scheduler_stage_seconds_total{{category="{category}",forward_overlap="{overlap}"}} {value}\n'
             for category, overlap, value in (
-                ("idle", "none", 100),
+                ("idle", "none", 7),
                 ("run_batch", "none", 10),
                 ("process_batch_result", "full", 5),
                 ("process_batch_result", "none", 2),
@@ -171,8 +171,8 @@ def test_stages_of_sglang_s_scheduler_are_stalls_where_no_forward_pass_ran():
             )
         )
     )
-    source = source_of(canonical(page.series, "sglang"), "scheduler_stall_time")
-    assert 3.0 == page.values[list(source.columns)].sum()
+    source = source_of(canonical(page.series, "sglang"), "scheduler_exposed_time")
+    assert 10.0 == page.values[list(source.columns)].sum()
 
 
 def test_old_names_are_fallbacks():
