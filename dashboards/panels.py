@@ -173,6 +173,24 @@ def last(series: str, labels: str, by: str = "", fold: str = "max") -> str:
     return f"{fold}{f' by ({by})' if by else ''} (last_over_time({series}{{{labels}}}[$__range]))"
 
 
+def verdict_of(latest: str) -> dict[str, str]:
+    """Return the PromQL of a verdict in words: its state, and its cause where there is one."""
+    joined = f'label_join (group by (state, cause) ({latest}), "verdict", ": ", "state", "cause")'
+    caused = f'label_replace ({joined}, "verdict", "$1", "verdict", "(.*): none")'
+    return {"{{verdict}}": f'label_replace ({caused}, "verdict", "not judged$1", "verdict", "not_judged(.*)")'}
+
+
+def advice_of(latest: str) -> dict[str, str]:
+    """Return the PromQL of a table with a row for each sentence of a verdict."""
+    titles = {"headline": "State", "why": "Why", "do": "Do this"}
+    rows = (
+        f'label_replace (label_replace (group by ({name}) ({latest}), "sentence", "$1", "{name}", "(.*)"), '
+        f'"verdict", "{title}", "", "")'
+        for name, title in titles.items()
+    )
+    return {"About": " or ".join(f"group by (verdict, sentence) ({row})" for row in rows)}
+
+
 def engines(labels: str) -> dict[str, str]:
     """Return the PromQL of the engines of the range, with their known versions."""
     known = last("sidelight_engine_info", labels, "engine, version", "group")

@@ -9,6 +9,7 @@ from panels import (
     PanelRow,
     Scope,
     Variable,
+    advice_of,
     bars,
     client_quantile,
     engines,
@@ -19,6 +20,7 @@ from panels import (
     table,
     tile,
     total,
+    verdict_of,
 )
 from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
 
@@ -30,7 +32,13 @@ MET = {"0": "missed", "1": "met"}
 MISSED_MET = ((None, "red"), (1.0, "green"))
 LATE = ((None, "green"), (0.005, "orange"), (0.02, "red"))
 FAILED = ((None, "green"), (0.001, "orange"), (0.01, "red"))
-LATEST = f"max_over_time (timestamp (sidelight_verdict{{{RUN}}})[$__range:$__interval])"
+
+
+def latest(series: str) -> str:
+    """Return the PromQL of the last of a run's series."""
+    return f"topk (1, max_over_time (timestamp ({series}{{{RUN}}})[$__range:$__interval]))"
+
+
 TTFT_MEAN = "sidelight_ttft_part_mean_seconds"
 MODEL = Variable("model", "Model", 'label_values(sidelight_run_info{phase!="watch"}, model)')
 REQUESTS = "sidelight_client_requests_total"
@@ -49,9 +57,8 @@ ANSWER_FIRST = PanelRow(
     (
         tile(
             "Verdict",
-            {"{{state}}: {{cause}}": f"group by (state, cause) (topk (1, {LATEST}))"},
-            "What the report begins with: the state of the run, and what causes it. The live page, behind the link of "
-            "the run below, says why and what to do.",
+            verdict_of(latest("sidelight_verdict")),
+            "What the report begins with: the state of the run, and what causes it; below, why and what to do.",
             unit="none",
             width=8,
             shows="name",
@@ -60,7 +67,7 @@ ANSWER_FIRST = PanelRow(
         ),
         tile(
             "Requests / s",
-            {"offered": rate("offered"), "served": rate("served")},
+            {"offered": rate("offered"), "served": f"{rate('served')} or {rate('requests')}"},
             "Over the measured phase up to the end of the range. Sent below offered: the generator or its cap holds "
             "requests back. Ended ok is over the drain too, as throughput is: below sent in a short run.",
             unit="reqps",
@@ -83,6 +90,12 @@ ANSWER_FIRST = PanelRow(
             unit="percentunit",
             width=4,
             steps=FAILED,
+        ),
+        table(
+            "Why, and what to do",
+            advice_of(latest("sidelight_advice_info")),
+            "The sentences that the report begins with, as of the end of the range.",
+            height=5,
         ),
         bars(
             "TTFT by part",

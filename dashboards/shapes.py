@@ -170,7 +170,8 @@ def _one_row_a_label(panel: Panel) -> list[model.DataTransformerConfig]:
     names = {f"Value #{ref_id}": name for ref_id, name in zip(ascii_uppercase, panel.queries, strict=False)}
     about = {value for value, name in names.items() if name == "About"}
     labels = {"run_id": "Run"} | {
-        name: name.capitalize() for name in ("objective", "class", "model", "workload", "engine", "version")
+        name: name.capitalize()
+        for name in ("objective", "class", "model", "workload", "engine", "version", "verdict", "sentence")
     }
     organised = {
         "excludeByName": dict.fromkeys((*UNSHOWN, *about), True),

@@ -9,6 +9,7 @@ from panels import (
     PanelRow,
     Scope,
     Variable,
+    advice_of,
     engines,
     increase,
     lines,
@@ -18,8 +19,10 @@ from panels import (
     quantiles,
     share,
     stack,
+    table,
     tile,
     total,
+    verdict_of,
 )
 from run_board import FAILED
 from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
@@ -45,9 +48,8 @@ ANSWER_FIRST = PanelRow(
     (
         tile(
             "Verdict",
-            {"{{state}}: {{cause}}": f"group by (state, cause) (sidelight_verdict{{{WATCH}}})"},
-            "Of the last minute's requests: their state, and what causes it. The sidecar's live page says why and what "
-            "to do.",
+            verdict_of(f"sidelight_verdict{{{WATCH}}}"),
+            "Of the last minute's requests: their state, and what causes it; below, why and what to do.",
             unit="none",
             width=8,
             shows="name",
@@ -78,6 +80,12 @@ ANSWER_FIRST = PanelRow(
             unit="percentunit",
             steps=FAILED,
             width=5,
+        ),
+        table(
+            "Why, and what to do",
+            advice_of(f"sidelight_advice_info{{{WATCH}}}"),
+            "The sentences of the verdict, as the sidecar's live page has them.",
+            height=5,
         ),
         tile(
             "Engine",

@@ -227,7 +227,6 @@ def test_every_metric_name_is_exposed() -> None:
 
 # For alerts, and for queries of a user's own.
 UNDRAWN = {
-    "sidelight_advice_info",
     "sidelight_breakdown_quality_total",
     "sidelight_build_info",
     "sidelight_client_e2e_latency_seconds",
