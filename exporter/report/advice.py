@@ -50,6 +50,7 @@ FAILED_OF = {
 }
 SEND_SPANS = "have the engine send its spans here (--otlp-listen HOST:PORT), to see where the time goes"
 NO_SOURCE = f"name the engine's metrics page (--metrics URL), or {SEND_SPANS}"
+RUNS_AGAIN = "look at the engine's log for why it ended; it runs again"
 CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 tokens, so that shorter prompts may fill none
 
 

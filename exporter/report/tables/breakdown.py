@@ -18,7 +18,7 @@ from sidelight.exporter.summary.breakdown import (
     short_label_of,
 )
 from sidelight.exporter.summary.correlation import Correlation
-from sidelight.rundir.printable.numbers import cell, ms, percent
+from sidelight.rundir.printable.numbers import cell, count_of, ms, percent
 from sidelight.rundir.stats import Statistics
 
 SOURCES = {
@@ -65,7 +65,7 @@ def _rows(breakdown: Breakdown, tail: str, *, inner: bool) -> Iterator[Row]:
             continue
         known_from = {**sources, "trace": GATEWAY_SPANS} if part.name == "gateway" else sources
         some = described.count < breakdown.ttft_ms.count and not breakdown.means_only and described.source != "mixed"
-        source = _known_from(described, known_from) + (f", {described.count:,} requests" if some else "")
+        source = _known_from(described, known_from) + (f", {count_of(described.count, 'request')}" if some else "")
         share = _share(described)
         yield Row((label_of(part, breakdown), *_times(described, tail), share, share, source))
         for division in INNER_PARTS if inner and (described.share_of_ttft or 0.0) > LEAST_SHARE else ():

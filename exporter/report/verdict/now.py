@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.report.advice import (
     NO_SOURCE,
+    RUNS_AGAIN,
     UNEXPLAINED,
     Advice,
     Observations,
@@ -29,6 +30,7 @@ from sidelight.rundir.printable.numbers import cell, count_of
 from sidelight.rundir.printable.text import as_sentence
 
 OVERLOADED = 0.8  # of the offered rate: who serves less while ever more wait
+CLIENT_SPANS = "have clients, or the gateway before the engine, send their spans here too"
 # What to do now where the parts of the TTFT are not known.
 WITHOUT_PARTS = defaultdict(
     lambda: "wait for more requests",
@@ -93,6 +95,8 @@ def current_verdict(now: Current) -> RunVerdict:
         do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), otherwise)
     elif now.queue is not None:
         why, do = now.queue.seen, now.queue.cure
+    elif judged.state == "not_judged" and now.unseen >= FEW_REQUESTS and not is_known:
+        why, do = "without one, the TTFT and what passed before the engine are not known", CLIENT_SPANS
     else:
         why = now.unread or f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately"
         do = NO_SOURCE if now.unread else WITHOUT_PARTS["few" if parts and judged.state == "missed" else judged.state]
@@ -126,11 +130,14 @@ def _failing_now(now: Current) -> JudgedState | None:
         return JudgedState("failing", f"Failing {since}: the server does not answer.", "server", f"{url}: {error}")
     if now.failed >= FAILING_IN_PART * now.sent > 0:
         head = f"Failing in part: {now.failed:,} of {now.sent:,} requests did not succeed."
-        return JudgedState("failing", head, "server", f"most often: {now.error}" if now.error else head)
+        why = "the engine ended, and what was in flight with it" if now.restarted_s else "their spans state no error"
+        return JudgedState("failing", head, "server", f"most often: {now.error}" if now.error else why)
     return None
 
 
 def _cure_now(now: Current) -> str:
+    if now.restarted_s is not None and now.ended and not now.failures:
+        return RUNS_AGAIN
     return cure_of_failures(now.error) or "look at the server's log: whether it still runs, and what it refuses"
 
 

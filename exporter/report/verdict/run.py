@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from sidelight.correlator.parts import E2E_PARTS, TTFT_PARTS
 from sidelight.exporter.report.advice import (
+    RUNS_AGAIN,
     advised,
     cure_of_failures,
     generator_held_up,
@@ -63,7 +64,7 @@ def verdict_of(summary: Summary) -> RunVerdict:
 def _cure_of(summary: Summary) -> str:
     """Return advice on failures, "" for an unknown kind."""
     if restarted(summary) and summary.client.outage is UNSET:
-        return "look at the engine's log for why it ended; it runs again"
+        return RUNS_AGAIN
     return cure_of_failures(next(iter(summary.client.errors), ""))
 
 

@@ -284,6 +284,9 @@ ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
         ({"observed": None, "unread": "HTTP 404"}, "healthy", "none", "Name the engine's metrics page"),
         ({"observed": None, "unread": "HTTP 404", "sent": 19}, "not_judged", "none", "HTTP 404"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "160 engine requests"),
+        ({"observed": None, "unseen": 160}, "not_judged", "none", "Have clients"),
+        ({"failed": 3, "restarted_s": 13.2}, "failing", "server", "it runs again"),
+        ({"failed": 3, "restarted_s": 13.2, "ended": False}, "failing", "server", "whether it still runs"),
         ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),
     ],
 )
