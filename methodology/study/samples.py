@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from sidelight.correlator.breakdown import Parts
-from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.estimate.table import Attribution, nothing
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.report.verdict import described_parts, part_shares
 from sidelight.exporter.summary.breakdown import Breakdown, Explained, group
@@ -108,7 +108,8 @@ def breakdown_of(parts: Parts) -> Breakdown:
     """
     known_s = known(parts.error_s)
     error_s = np.full(len(parts), np.median(known_s) if len(known_s) else np.nan)
-    errors_s: dict[str, Any] = {f"{part.error}_sd_s": error_s for part in TTFT_PARTS}
+    columns = (column.name for column in fields(Attribution) if column.name.endswith("_sd_s"))
+    errors_s: dict[str, Any] = dict.fromkeys(columns, error_s)
     errors = replace(nothing(len(parts), ""), **errors_s)
     return group(Explained(parts=parts, attribution=errors, clocks={}), np.ones(len(parts), np.bool_)).breakdown
 
