@@ -324,7 +324,7 @@ def _metric(entry: Entry, own: dict[str, str]) -> str:
 
 def _unusual(unit: str) -> str:
     """Return a unit that a quantity's name does not say."""
-    return "" if unit in {"seconds", "requests", "tokens", "preemptions"} else f", {unit}"
+    return "" if unit in {"seconds", "requests", "tokens", "preemptions", "drafts"} else f", {unit}"
 
 
 def _versions(entry: Entry) -> str:
