@@ -20,6 +20,7 @@ from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from sidelight.correlator.statistics.tail import tail_shares
 from sidelight.exporter.summary.correlation import Correlation, Evidence, Findings, correlation
 from sidelight.exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
+from sidelight.exporter.summary.watched import WatchedTraffic
 from sidelight.loadgen.requests.self_check.check import self_check
 from sidelight.loadgen.requests.self_check.workers import CpuRatio, Spread
 from sidelight.loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
@@ -68,6 +69,20 @@ CLOCK = ClockOffset(offset_ns=-30_000_000, error_ns=500_000, pairs=100)
 NO_CLOCK = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="no request was joined")
 
 EVIDENCE = Evidence(while_waiting=WhileWaiting(missing=NEVER_WAITED), prefill_input_tokens_rho=None)
+WATCH = WatchedTraffic(
+    begun_ns=0,
+    begun="2026-01-01T00:00:00.000Z",
+    shortened=False,
+    missing={},
+    engine_only_ms={},
+    engine_spans=0,
+    repeated_spans=0,
+    evicted_spans=0,
+    whole_traces=0,
+    broken_traces=[],
+    left_out_requests=0,
+    since_start=None,
+)
 NO_SERVER = Server(engine=None, reason="no metrics endpoint was scraped", missing={}, endpoints=[])
 
 

@@ -247,7 +247,7 @@ def of_missed(large: Sequence[str], objectives: Sequence[ObjectiveResult]) -> st
 def _sources(summary: Summary) -> str:
     """Return advice on sources of the missing breakdown of the TTFT."""
     if summary.client.ttft_ms.mean is None and not summary.correlation.requests:
-        return "nothing for the TTFT, which only a streamed reply has"
+        return STATE_FIRST_OUTPUT if summary.watch else "nothing for the TTFT, which only a streamed reply has"
     if summary.config.get("otlp_listen"):
         return "fix what the line above names, and measure again"
     known = summary.server.engine is not None or summary.server.endpoints
@@ -424,6 +424,13 @@ ADVISERS: dict[str, Callable[[Observations], Advice | None]] = {
 # What helps with a part of which nothing was seen that explains it.
 UNEXPLAINED = {part.name: part.cure for part in TTFT_PARTS if part.cure}
 MORE_PREFILL = "shorten prompts, or add prefill capacity: prefill is most of the TTFT"
+
+
+# Spans alone do not show whether a reply was streamed; those of Envoy and others never say when it began.
+STATE_FIRST_OUTPUT = (
+    "have the gateway or the client state its first output, if replies are streamed: no span did "
+    "(docs/how-to/gateway-spans.md)"
+)
 
 
 def _named(limit: str) -> str:

@@ -136,7 +136,7 @@ def _of_load(summary: Summary) -> JudgedState:
             return JudgedState("not_judged", f"Not judged: {stability.reason}.")
         return JudgedState("healthy", f"Healthy so far: no wait stands out; {stability.reason}.")
     if summary.correlation.missing:
-        return JudgedState("healthy", "Healthy by its requests; where their time went is not known.", "none")
+        return JudgedState("healthy", "Healthy by its requests; where their TTFT went is not known.", "none")
     return by_parts(large) or JudgedState("healthy", "Healthy: the load was served, and no wait stands out.")
 
 

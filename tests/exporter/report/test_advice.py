@@ -11,7 +11,7 @@ import summaries
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from sidelight.correlator.statistics.tail import Tail
-from sidelight.exporter.report.advice import MORE_PREFILL, UNEXPLAINED, Advice, advised
+from sidelight.exporter.report.advice import MORE_PREFILL, STATE_FIRST_OUTPUT, UNEXPLAINED, Advice, advised
 from sidelight.exporter.summary.breakdown import json_name
 from sidelight.exporter.summary.correlation import Evidence
 from sidelight.exporter.summary.gateways import GatewaySummary
@@ -289,6 +289,14 @@ def test_a_few_slow_requests_do_not_say_what_to_work_on(slow: int, cure: str):
     tail = replace(run.correlation.tail_attribution, largest="network", tail={"p95": slowest})
     advice = advised(replace(run, correlation=replace(run.correlation, tail_attribution=tail)))
     assert cure in advice.cure
+
+
+def test_a_watch_without_a_first_output_wants_it_stated():
+    """Its replies may be streamed: spans as Envoy's do not say when they began. A run knows that they were not."""
+    run = summaries.summary(replace(summaries.uncorrelated("no request with a first token ended"), requests=0))
+    run = replace(run, client=replace(run.client, ttft_ms=replace(summaries.BLOCK, mean=None)))
+    assert advised(run).cure.startswith("nothing for the TTFT")
+    assert STATE_FIRST_OUTPUT == advised(replace(run, watch=summaries.WATCH)).cure
 
 
 def test_an_overloaded_system_is_to_be_sent_less_than_it_served():

@@ -7,28 +7,12 @@ import pytest
 import summaries
 
 from sidelight.exporter.report.heading import heading
-from sidelight.exporter.summary.watched import WatchedTraffic
-
-WATCH = WatchedTraffic(
-    begun_ns=0,
-    begun="2026-01-01T00:00:00.000Z",
-    shortened=False,
-    missing={},
-    engine_only_ms={},
-    engine_spans=0,
-    repeated_spans=0,
-    evicted_spans=0,
-    whole_traces=0,
-    broken_traces=[],
-    left_out_requests=0,
-    since_start=None,
-)
 
 
 @pytest.mark.parametrize(("status", "shown"), [("crashed", "not ended"), ("complete", "complete")])
 def test_a_watch_that_goes_on_is_not_called_crashed(status: str, shown: str):
     """It can be reported on while it runs, and its logs do not say whether it was killed."""
-    whole = msgspec.structs.replace(summaries.summary(summaries.correlated()), watch=WATCH, status=status)
+    whole = msgspec.structs.replace(summaries.summary(summaries.correlated()), watch=summaries.WATCH, status=status)
     (first, *_) = heading(whole)
     assert first.text.endswith(f"  {shown}")
 
