@@ -19,7 +19,7 @@ import numpy as np
 
 from sidelight.correlator.attribute import NO_FIRST
 from sidelight.correlator.estimate.table import BY_TIME, Attribution
-from sidelight.correlator.exact.clock_offset import ClockOffsets, first_token_ns, handed_over
+from sidelight.correlator.exact.clock_offset import ClockOffsets, first_output_ns, first_token_ns
 from sidelight.correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
 from sidelight.correlator.gateways import GatewayColumns, gateway_columns
 from sidelight.correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Part
@@ -167,13 +167,12 @@ def break_down(
     gateways: Sequence[tuple[GatewaySpan, ...]] | None = None,
     begins_at_gateway: Bools | None = None,
     round_trip_s: Floats | None = None,
-    one_machine: Bools | None = None,
 ) -> Parts:
     """Put every request's times together; all arguments have the same n requests. Without `clocks` none are compared.
 
     Wherever there are a source and a TTFT, its parts (NaN as 0) sum to it. What passed in `gateways` [n], outermost
     first each, is taken out of the network's part, which is not seen of a request that `begins_at_gateway` [n];
-    `round_trip_s` [n] is that of TCP to the server asked; `one_machine` [n] is as of `handed_over`.
+    `round_trip_s` [n] is that of TCP to the server asked.
 
     - engine times beyond the client's, or below their own parts, by over 10 ms: the engine's TTFT is discarded
     - a reply in one piece has no TTFT, but queue, prefill and decode, and of its end-to-end time what was outside
@@ -182,8 +181,7 @@ def break_down(
     unknown_s, no_stamps_ns = np.full(len(joined), np.nan), np.full(len(joined), -1, dtype=np.int64)
     ttft_s = ttft_ns(requests.submit_ns, requests.first_token_ns) / 1e9
     e2e_s = e2e_ns(requests.submit_ns, requests.last_token_ns, requests.end_ns) / 1e9
-    wait_s = span_s(requests.submit_ns, output_ns := _output_ns(requests))
-    joined, router_error_s = handed_over(joined, wait_s, one_machine)
+    wait_s = span_s(requests.submit_ns, output_ns := first_output_ns(requests))
     engine = _engine_times(joined, attribution, wait_s, e2e_s)
     passed = _gateways(gateways, joined, engine, wait_s, known)
     network_s = _cleared(engine.outside_s - np.nan_to_num(passed.gateway_s), e2e_s)
@@ -201,7 +199,7 @@ def break_down(
         round_trip_s=trip_s,
         beyond_round_trip_s=network_s - trip_s,
         **{column.name: getattr(passed, column.name) for column in fields(passed)},
-        router_error_s=router_error_s,
+        router_error_s=joined.router_error_s,
         **engine.columns(),
         blank_output_s=span_s(output_ns, requests.first_token_ns),
         decode_s=decode_s,
@@ -218,11 +216,6 @@ def break_down(
         engine_first_token_ns=no_stamps_ns,
     )
     return parts if clocks is None else _on_our_clock(parts, requests, joined, clocks)
-
-
-def _output_ns(requests: RequestColumns) -> Ints:
-    """Return the stamps of first outputs [n], else of first tokens."""
-    return np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
 
 
 def _shorter(trip_s: Floats, network_s: Floats) -> Floats:

@@ -9,6 +9,7 @@ tunnel or a gateway can lead from there to another machine.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from sidelight.correlator.exact.table import SLACK_S, Joined
+from sidelight.correlator.requests import RequestColumns
+from sidelight.loadgen.requests.metrics import span_s
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.nodes import NodeTime, clock_errors_ns
 from sidelight.rundir.columns import Bools, Floats, Ints
@@ -26,6 +29,7 @@ NO_BOUNDS = "the requests that were joined bound the offset from one side only"
 _QUORUM = 0.9
 _FAR_NS = 2**62
 _FAR_S = 1e9
+_MOST_BOUNDS, _MOST_PAIRS = 300, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +88,34 @@ def clock_offsets(
     return ClockOffsets(by_engine=by_engine or {"": nothing}, offset_ns=offset_ns, error_ns=error_ns)
 
 
-def handed_over(joined: Joined, wait_s: Floats, one_machine: Bools | None = None) -> tuple[Joined, Floats]:
-    """Return requests with the time between their two engines, and its error [n], s.
+class EngineClocks:
+    """Bounds on the clocks of engines that share requests, by the names of both.
+
+    They are of the last requests, for those who see a few at a time: a watch, and the live page.
+    """
+
+    def __init__(self) -> None:
+        self._bounds: dict[str, deque[tuple[int, int]]] = {}
+
+    def extended(self, pair: str, least_ns: Ints, most_ns: Ints) -> tuple[Ints, Ints]:
+        """Return the bounds of late with those of these requests, which are kept."""
+        bounds = self._bounds.setdefault(pair, deque(maxlen=_MOST_BOUNDS))
+        bounds.extend(zip(least_ns.tolist(), most_ns.tolist(), strict=True))
+        while len(self._bounds) > _MOST_PAIRS:
+            del self._bounds[next(iter(self._bounds))]
+        least, most = np.array(bounds, dtype=np.int64).T
+        return least, most
+
+
+def handed_over(
+    joined: Joined, requests: RequestLog, one_machine: Bools | None = None, late: EngineClocks | None = None
+) -> Joined:
+    """Return requests with the time between their two engines, `router_s`, and its error.
 
     It lies between stamps of two clocks: the second engine cannot have a request before the first is done with it, and
-    the client waited at least for both. Where it can be known it is in `router_s`, and in the engines' TTFT and whole
-    time too; else both are NaN. `wait_s` [n] is what each client waited for its first output; `one_machine` [n] says
-    whose engines have addresses of one machine, and are assumed to run by its clock as far as the bounds allow.
+    the client waited at least for both. Where it can be known it is in the engines' TTFT and whole time too, else NaN.
+    `one_machine` [n] says whose engines have addresses of one machine, and are assumed to run by its clock as far as
+    the bounds allow. `late` has what earlier requests say.
 
     Where it is mostly smaller than the error, or than twice that of an offset that nothing else speaks for, it is left
     where it is: outside the engines.
@@ -104,25 +129,32 @@ def handed_over(joined: Joined, wait_s: Floats, one_machine: Bools | None = None
             router_s[rows], error_s[rows] = between_s, 0.0
             continue
         # It is at most what the client waited for beside both engines.
-        most_s = np.nan_to_num(wait_s[rows] - joined.ttft_s[rows], nan=_FAR_S)
-        least_ns = np.rint((between_s - most_s) * 1e9).astype(np.int64)
+        most_s = span_s(requests.submit_ns, first_output_ns(requests))[rows] - joined.ttft_s[rows]
+        least_ns = np.rint((between_s - np.nan_to_num(most_s, nan=_FAR_S)) * 1e9).astype(np.int64)
         most_ns = np.rint(between_s * 1e9).astype(np.int64)
-        may_be_one = one_machine is not None and bool(one_machine[rows].all())
-        offset = _offset(least_ns, most_ns, may_be_ours=may_be_one)
+        if late is not None:
+            least_ns, most_ns = late.extended(pair, least_ns, most_ns)
+        offset = _offset(least_ns, most_ns, may_be_ours=one_machine is not None and bool(one_machine[rows].all()))
         if offset.offset_ns is not None and offset.error_ns is not None:
-            moved_s, off_s = between_s - offset.offset_ns / 1e9, offset.error_ns / 1e9
-            if np.median(moved_s) >= (1 if offset.offset_ns == 0 else 2) * off_s:
-                router_s[rows], error_s[rows] = moved_s, off_s
+            usual_ns = np.median(most_ns) - offset.offset_ns
+            if usual_ns >= (1 if offset.offset_ns == 0 else 2) * offset.error_ns:
+                router_s[rows], error_s[rows] = between_s - offset.offset_ns / 1e9, offset.error_ns / 1e9
     is_known = router_s >= -SLACK_S
     router_s = np.where(is_known, np.maximum(router_s, 0.0), np.nan)
     added_s = np.nan_to_num(router_s)
     columns: dict[str, Any] = {
         "router_s": np.where(shared, router_s, joined.router_s),
+        "router_error_s": np.where(is_known, error_s, np.nan),
         "ttft_s": joined.ttft_s + added_s,
         "e2e_s": joined.e2e_s + added_s,
         "end_ns": np.where(joined.end_ns >= 0, joined.end_ns + np.rint(added_s * 1e9).astype(np.int64), -1),
     }
-    return replace(joined, **columns), np.where(is_known, error_s, np.nan)
+    return replace(joined, **columns)
+
+
+def first_output_ns(requests: RequestColumns) -> Ints:
+    """Return the stamps of first outputs [n], else of first tokens."""
+    return np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
 
 
 def _offset(least: Ints, most: Ints, *, may_be_ours: bool) -> ClockOffset:

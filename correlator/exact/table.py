@@ -45,7 +45,8 @@ class Joined(InnerTimes):
     clock                   which clock the stamps are by (`EngineSpans.clock`), "" where that is unknown
     hand_over_s             from the first engine's end to the second's arrival by the stamps of either, NaN where one
                             engine served; it is in none of the other times until it is known (`handed_over`)
-    hand_over_by            the two clocks of those stamps, "" where they are one
+    hand_over_by            the two clocks of those stamps, "" where they are one; router_error_s is by how much
+                            router_s may be off for that, NaN where it is not known
     """
 
     source: Texts
@@ -63,6 +64,7 @@ class Joined(InnerTimes):
     clock: Texts
     hand_over_s: Floats
     hand_over_by: Texts
+    router_error_s: Floats
 
     def __len__(self) -> int:
         return len(self.source)
@@ -114,6 +116,7 @@ def unjoined(size: int, reason: str = "") -> Joined:
         clock=texts(""),
         hand_over_s=np.full(size, np.nan),
         hand_over_by=texts(""),
+        router_error_s=np.full(size, np.nan),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from sidelight.correlator.breakdown import Parts, break_down
 from sidelight.correlator.estimate.table import Attribution, nothing
+from sidelight.correlator.exact.clock_offset import EngineClocks, handed_over
 from sidelight.correlator.exact.spans import Owners, own_spans, span_times
 from sidelight.correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, Refusal, put, unjoined
 from sidelight.correlator.live.reasons import (
@@ -80,13 +81,13 @@ class EngineMeans:
         return {name: 1e3 * self._sums_s[name] / count for name, count in self._counts.items() if count}
 
 
-def break_down_ended(requests: Sequence[TracedRequest]) -> EndedRequests:
-    """Break down requests that ended, in their order, by the engines' spans.
+def break_down_ended(requests: Sequence[TracedRequest], late: EngineClocks | None = None) -> EndedRequests:
+    """Break down requests that ended, in their order, by the engines' spans; `late` is as of `handed_over`.
 
     A client's wait that is shorter than what the engine says it did in it, by over SLACK_S, is a contradiction.
     """
     clients = request_log([request.client for request in requests], [request.trace_id for request in requests])
-    joined = _joined(requests, clients)
+    joined = handed_over(_joined(requests, clients), clients, late=late)
     no_estimates = nothing(len(requests), "")
     gateways = [request.gateways for request in requests]
     begins = np.array([bool(request.client and request.client.serves) for request in requests], dtype=np.bool_)

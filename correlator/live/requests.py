@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from sidelight.correlator.exact.clock_offset import EngineClocks
 from sidelight.correlator.exact.span_matching import spans_by_time
 from sidelight.correlator.exact.spans import bearing_id, same_id
 from sidelight.correlator.live.breakdown import EndedRequests, break_down_ended, estimated
@@ -47,7 +48,7 @@ class SpanRequests:
         self.halves = Halves(self.spans, guard)
         self.count = TraceCount(is_shard=is_shard)
         self.estimates = EstimateWindow[RequestLog]()
-        self._guard = guard
+        self._guard, self._clocks = guard, EngineClocks()
         self._defective = 0
 
     @property
@@ -83,7 +84,7 @@ class SpanRequests:
         ended: list[EndedRequests] = []
         free: list[TracedRequest] = []
         self.each(lambda requests: free.extend(hold_traced(self.estimates, requests, now_ns)), finished)
-        self.each(lambda requests: ended.append(break_down_ended(requests)), free)
+        self.each(lambda requests: ended.append(break_down_ended(requests, self._clocks)), free)
         for take in (self.estimates.estimates, self.estimates.leaving):
             with self._guard():
                 estimates = take(now_ns, all_of_it=all_of_it)

@@ -12,7 +12,7 @@ from sidelight.correlator.attribute import attribute
 from sidelight.correlator.breakdown import Parts, break_down
 from sidelight.correlator.estimate.intervals import Observed, observe
 from sidelight.correlator.estimate.table import Attribution
-from sidelight.correlator.exact.clock_offset import ClockOffset, clock_offsets
+from sidelight.correlator.exact.clock_offset import ClockOffset, clock_offsets, handed_over
 from sidelight.correlator.exact.join import join
 from sidelight.correlator.exact.matching import Matched, matched
 from sidelight.correlator.exact.table import Joined
@@ -54,11 +54,11 @@ def correlated(run: Run) -> Correlated:
         return _watched(run, run.watched)
     requests = held(run.requests)
     records = matched(requests, run.timings) if run.timings.clocks else None
-    joined = join(requests, run.spans, records)
-    observed = [observe(endpoint) for endpoint in run.endpoints]
-    attribution = attribute(requests, run.endpoints, observed)
     round_trips = _round_trips(run)
     own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
+    joined = handed_over(join(requests, run.spans, records), requests, _one_machine(requests, run, own_urls))
+    observed = [observe(endpoint) for endpoint in run.endpoints]
+    attribution = attribute(requests, run.endpoints, observed)
     clocks = clock_offsets(requests, joined, own_urls, run.nodes)
     parts = break_down(
         requests,
@@ -67,7 +67,6 @@ def correlated(run: Run) -> Correlated:
         clocks,
         gateways=_gateways(requests, run.gateways, joined),
         round_trip_s=_round_trip_s(requests, round_trips),
-        one_machine=_one_machine(requests, run, own_urls),
     )
     return Correlated(
         parts=parts,

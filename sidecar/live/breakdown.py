@@ -14,6 +14,7 @@ import numpy as np
 
 from sidelight.correlator.breakdown import Parts, break_down
 from sidelight.correlator.estimate.table import Attribution, nothing
+from sidelight.correlator.exact.clock_offset import EngineClocks, handed_over
 from sidelight.correlator.exact.join import join
 from sidelight.correlator.exact.spans import bearing_id, same_id
 from sidelight.correlator.exact.table import unjoined
@@ -43,7 +44,7 @@ class LiveParts:
         self._spans: dict[bytes, list[ReceivedSpan]] = {}  # by trace, in the order in which the first of each came
         self._traces: dict[str, dict[str, list[int]]] = {}  # by engine and its id of the request
         self._gateways = GatewaySpans()
-        self._sharing = SharingProcesses()
+        self._sharing, self._clocks = SharingProcesses(), EngineClocks()
         self._listens = self._has_gateways = False
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
@@ -144,7 +145,7 @@ class LiveParts:
         known = np.zeros(len(log), dtype=np.bool_)
         if may.any():
             timed = take(log, may)
-            joined = join(timed, request_spans(chain.from_iterable(traces)))
+            joined = handed_over(join(timed, request_spans(chain.from_iterable(traces))), timed, late=self._clocks)
             known[may] = joined.source != "none"
             pairs = zip(timed.trace_id, joined.trace_id, strict=True)
             gateways = [nested(*map(self._gateways.of, map(bytes.fromhex, dict.fromkeys(pair)))) for pair in pairs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from sent_spans import MS, NOON, engine, export, two_pods
 
 from sidelight.correlator.breakdown import Parts, break_down, network_label
 from sidelight.correlator.estimate.table import nothing
-from sidelight.correlator.exact.clock_offset import clock_offsets
+from sidelight.correlator.exact.clock_offset import EngineClocks, clock_offsets, handed_over
 from sidelight.correlator.exact.join import join
 from sidelight.correlator.parts import SHARED_PARTS, TTFT_PARTS
 from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import take
 from sidelight.scraper.spans.log import ExportRecord
 from sidelight.scraper.spans.requests import engine_spans
 
@@ -33,10 +35,9 @@ def pods() -> list[Any]:
 
 
 def parts_of(requests: RequestLog, exports: Iterable[ExportRecord], *, one_machine: bool = False) -> Parts:
-    joined = join(requests, engine_spans(exports))
     where = np.full(len(requests), one_machine)
-    clocks = clock_offsets(requests, joined)
-    return break_down(requests, joined, nothing(len(requests), ""), clocks, one_machine=where)
+    joined = handed_over(join(requests, engine_spans(exports)), requests, where)
+    return break_down(requests, joined, nothing(len(requests), ""), clock_offsets(requests, joined))
 
 
 def shared(*traces: bytes, wait_ms: float = WAIT_MS) -> RequestLog:
@@ -63,8 +64,8 @@ def test_the_parts_of_real_pods_are_those_of_the_proxy(recorded: Any):
     KV loads of NIXL are in the decode pod's queue, those of ExampleConnector in its first step.
     """
     case = recordings.recorded(recorded["requests"], recorded["exports"], recorded["anchor"])
-    joined = join(case.requests, case.spans)
-    parts = break_down(case.requests, joined, nothing(len(joined), ""), one_machine=np.full(len(joined), True))
+    joined = handed_over(join(case.requests, case.spans), case.requests, np.full(len(case.requests), True))
+    parts = break_down(case.requests, joined, nothing(len(joined), ""))
     assert ["exact"] * len(parts) == parts.quality.tolist()
     assert parts.by_two_engines.all()
     total_s = sum(np.nan_to_num(parts.seconds(part)) for part in TTFT_PARTS)
@@ -151,3 +152,20 @@ def test_choices_of_one_token_are_of_one_engine():
 def test_one_engine_has_no_parts_of_two():
     parts = parts_of(shared(b"t" * 16), [export([engine()], instance="e")])
     assert not {part.name for part in SHARED_PARTS}.intersection(milliseconds(parts))
+
+
+def test_clocks_that_requests_one_by_one_tell_apart():
+    """In a watch each comes alone: the bounds of those before it hold for it too."""
+    traces, betweens_ms = [bytes([number]) * 16 for number in range(1, 6)], (90, 0.5, 70, 250, 120)
+    log = shared(*traces)
+    late, routers_ms = EngineClocks(), []
+    for place, (trace, between_ms) in enumerate(zip(traces, betweens_ms, strict=True)):
+        prefill, decode = two_pods(between_ms, clock_ms=2000, trace=trace)
+        sent = [export([prefill], instance="p"), export([decode], instance="d")]
+        first_ns = np.array([NOON + round((240.5 + between_ms) * MS)])
+        request = replace(take(log, np.array([place])), first_output_ns=first_ns, first_token_ns=first_ns)
+        joined = handed_over(join(request, engine_spans(sent)), request, late=late)
+        routers_ms.append(1e3 * float(joined.router_s[0]))
+        off_ms = abs(routers_ms[-1] - between_ms)
+        assert np.isnan(off_ms) or off_ms <= 1e3 * joined.router_error_s[0] + 1e-6
+    assert [False, True, True, True, True] == np.isfinite(routers_ms).tolist()

@@ -13,6 +13,7 @@ import pytest
 from sent_spans import NOON, S, call, engine, export
 from series import histogram, scraped
 
+from sidelight.correlator.exact.clock_offset import EngineClocks
 from sidelight.correlator.live import breakdown, window
 from sidelight.correlator.live.breakdown import EndedRequests
 from sidelight.correlator.live.traces import SpanTrace, TracedRequest
@@ -122,10 +123,10 @@ def polled(path: Path) -> WatchView:
 def test_a_request_that_cannot_be_broken_down_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A defect on one is counted as what it is; the others of that look are broken down."""
 
-    def fail(requests: Sequence[TracedRequest]) -> EndedRequests:
+    def fail(requests: Sequence[TracedRequest], late: EngineClocks) -> EndedRequests:
         if any(request.engine[0].span.trace_id == POISON for request in requests):
             raise ZeroDivisionError
-        return breakdown.break_down_ended(requests)
+        return breakdown.break_down_ended(requests, late)
 
     monkeypatch.setattr("sidelight.correlator.live.requests.break_down_ended", fail)
     parts = polled(tmp_path).parts
