@@ -3,7 +3,7 @@
 reference/commands.md is the commands' own help, reference/compliance.md the draft's requirements as they are checked,
 reference/engines.md and reference/gateways.md are the YAML files of engines and gateways,
 how-to/from-other-benchmarks.md the options of other benchmarks, the sentences of troubleshooting.md's codes the
-source's, and the names in reference/metrics/ and
+source's, the meanings of the glossary those of the pages' tooltips, and the names in reference/metrics/ and
 reference/result.md are the types of `summary.json` and of a study's `result.json` (`fields.py`).
 """
 
@@ -21,6 +21,7 @@ from commands import commands_page
 from errors import with_errors
 from fields import listed_structs, with_lists
 from rooms import with_rooms
+from terms import with_terms
 
 from sidelight.exporter.summary.result import schema
 from sidelight.methodology.compliance.requirements import Requirement, requirements
@@ -349,6 +350,7 @@ def main() -> int:
         **fields_pages(["reference/result.md"], result),
         "how-to/from-other-benchmarks.md": peers_page(),
         "troubleshooting.md": with_errors((DIRECTORY / "troubleshooting.md").read_text(encoding="utf-8")),
+        "explanation/glossary.md": with_terms((DIRECTORY / "explanation/glossary.md").read_text(encoding="utf-8")),
         "architecture.md": with_rooms((DIRECTORY / "architecture.md").read_text(encoding="utf-8")),
     }
     if "--check" not in sys.argv:

@@ -19,7 +19,6 @@ from sidelight.exporter.html.columns import (
     pack,
     text_column,
 )
-from sidelight.exporter.html.markup import TITLES
 from sidelight.exporter.summary.breakdown import Breakdown, json_name, label_of
 from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.records import request_id, trace_id
@@ -64,7 +63,6 @@ def page_data(summary: Summary, recorded: PageInputs, *, trace_url: str = "") ->
         "duration": summary.window.duration_s * 1e3,
         "startsAt": summary.window.start,
         "traceUrl": trace_url,
-        "titles": TITLES,
         "parts": [_described(part, summary.correlation.breakdown) for part in TTFT_PARTS],
         "inner": [_described(part, summary.correlation.breakdown) for part in (*INNER_PARTS, DECODE)],
         "phases": [[name, _since(begin, start_ns), None if end is None else _since(end, start_ns)]

@@ -11,24 +11,8 @@ from html import escape as without_markup
 
 from sidelight.correlator.parts import E2E_PARTS
 from sidelight.exporter.document import Block, Figures, Heading, Line, PartsBar, Prose, Section, Table
+from sidelight.exporter.html.terms import TITLES, title_of
 from sidelight.rundir.printable.text import printable_lines
-
-TITLES = {
-    "other": "the engine outside queue and prefill: its API server, and what no source tells apart",
-    "phase": "measure: the load that counts; what came before it warmed the engine up",
-    "seats": "requests that the engine runs at once",
-    "blank output": "tokens without visible text, before the first that shows",
-    "served": "requests that ended ok a second, of those that the schedule offered",
-    "failed": "requests that failed or were refused, of those that were sent",
-    "TTFT p50": "time to first token of the median request",
-    "TTFT p99": "time to first token that 99 of 100 requests kept",
-    "outside the engine": "between client and engine: network, proxies, and the HTTP front end of the server",
-    "network": "outside the engine and the gateways that are known by their spans",
-    "gateway": "in gateways before the engine, by their own spans",
-    "queue": "waiting in the engine's queue",
-    "prefill": "from the first scheduling to the first token",
-    "decode": "from the first token to the last",
-}
 
 UNSURE = 0.35  # opacity of a part within its own error
 _LIGHT = {part.name: part.light for part in E2E_PARTS}  # where no page states the colours
@@ -110,7 +94,10 @@ def _prose(prose: Prose) -> str:
 def _spans(line: Line) -> str:
     """Return a line with an element for each toned piece."""
     return _marked(
-        "".join(f"<span{_class(tone)}>{escape(text)}</span>" if tone else escape(text) for text, tone in line.spans)
+        "".join(
+            f"<span{_class(tone)}{_title(text)}>{escape(text)}</span>" if tone else escape(text)
+            for text, tone in line.spans
+        )
     )
 
 
@@ -132,7 +119,8 @@ def _table(table: Table) -> str:
     for row, texts in zip(table.rows, zip(*(texts for _, texts in columns), strict=True), strict=True):
         label, *others = (_marked(escape(text)) for text in texts)
         values = "".join(
-            f"<td{kind}{_title(value)}>{value}</td>" for value, kind in zip(others, kinds[1:], strict=True)
+            f"<td{kind}{_title(value) if value.lower() in TITLES else ''}>{value}</td>"
+            for value, kind in zip(others, kinds[1:], strict=True)
         )
         rows.append(f"<tr{_class(row.tone)}>{_heading_cell('row', label)}{values}</tr>")
     name = escape(table.title)
@@ -148,8 +136,9 @@ def _heading_cell(scope: str, text: str, attributes: str = "") -> str:
     return f'<th scope="{scope}"{attributes}{_title(text)}>{text}</th>' if text else "<td></td>"
 
 
-def _title(text: str) -> str:
-    return f' title="{TITLES[text]}"' if text in TITLES else ""
+def _title(label: str) -> str:
+    meaning = title_of(label)
+    return f' title="{escape(meaning)}"' if meaning else ""
 
 
 def _class(tone: str) -> str:

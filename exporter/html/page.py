@@ -18,8 +18,9 @@ from sidelight.correlator.parts import DECODE, TTFT_PARTS
 from sidelight.exporter.comparison import Compared
 from sidelight.exporter.document import without_controls
 from sidelight.exporter.html.data import PageInputs, page_data
-from sidelight.exporter.html.markup import TITLES, escape
+from sidelight.exporter.html.markup import escape
 from sidelight.exporter.html.sections import comparison_sections, live_sections, sections
+from sidelight.exporter.html.terms import TITLES
 from sidelight.exporter.summary.result import Summary
 from sidelight.rundir.printable.text import escaped, printable_all
 
@@ -69,9 +70,7 @@ def as_comparison(runs: Sequence[Compared], recorded: Sequence[PageInputs]) -> s
 @cache
 def live_page() -> str:
     """Return the page that a browser is served while a run or a watch goes: it connects to where it came from alone."""
-    return as_page(
-        "Sidelight", live_sections(), {"live": True, "titles": TITLES}, scripts=LIVE_SCRIPTS, policy=_LIVE_POLICY
-    )
+    return as_page("Sidelight", live_sections(), {"live": True}, scripts=LIVE_SCRIPTS, policy=_LIVE_POLICY)
 
 
 def as_parts(summary: Summary, recorded: PageInputs, *, trace_url: str = "") -> dict[str, Any]:
@@ -97,7 +96,9 @@ def as_page(
         style=style,
         sections="\n".join(content),
         # An element of script ends at the first "</script", whatever stands around it.
-        data=json.dumps(printable_all(data, escaped), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        data=json.dumps(
+            {"titles": TITLES, **printable_all(data, escaped)}, allow_nan=False, separators=(",", ":")
+        ).replace("<", "\\u003c"),
         script=script,
     )
 

@@ -48,7 +48,7 @@ async function follow() {
   on("final", ({ note, sections, data }) => {
     source.close();
     if (!data) return notice.replaceWith(element("p", { class: "strong", role: "status" }, note));
-    for (const name of Object.keys(DATA)) delete DATA[name];
+    for (const name of Object.keys(DATA)) if (name !== "titles") delete DATA[name];
     Object.assign(DATA, data);
     document.querySelector("main").innerHTML = sections; // as above
     document.querySelector("header").after(element("p", { class: "strong" }, note));

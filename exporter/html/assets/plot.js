@@ -121,7 +121,7 @@ function legend(entries) {
     const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
     swatch.style.background = dash ? `repeating-linear-gradient(90deg, var(--${name}) 0 ${dash[0]}px, transparent 0 ${dash[0] + dash[1]}px)` : `var(--${name})`;
     if (dash) swatch.style.width = "2.2em";
-    return element("li", {}, swatch, text);
+    return element("li", { title: titleOf(text) }, swatch, text);
   }));
 }
 
@@ -131,8 +131,9 @@ function figure(place, caption, ...children) {
   return made;
 }
 
-/* What a word means. */
-const titleOf = (label) => DATA.titles[label.replace(/^·+ /, "")] || "";
+/* As title_of in terms.py. */
+const titleOf = (label, words = label.replace(/^(·+ )?(or: )?/, "").toLowerCase().split(/[,:;]*\s+/).slice(0, 4)) =>
+  Object.hasOwn(DATA.titles, words.join(" ")) ? DATA.titles[words.join(" ")] : words.length ? titleOf("", words.slice(0, -1)) : "";
 
 function choice(label, options, chosen, change) {
   const select = element("select", {}, ...options.map(([value, text]) => element("option", { value: String(value) }, text)));

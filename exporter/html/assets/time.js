@@ -187,6 +187,8 @@ function timeChart(place, height, rows, show, draw) {
   // Parts stand in their own order, as in other legends.
   const [range, ...lines] = chart.root.querySelectorAll(".u-series");
   range.firstChild.remove(); // its heading is empty
+  range.parentNode.addEventListener("click", (event) => event.stopImmediatePropagation(), true);
+  for (const [at, line] of lines.entries()) line.title = titleOf(order[at].label);
   range.parentNode.append(...lines.slice(0, stacked.length).reverse(), ...lines.slice(stacked.length), range);
   return {
     end: () => chart.destroy(), // it listens to the window

@@ -140,6 +140,10 @@ def test_a_request_that_failed_is_in_flight_until_it_ended():
         ("[viewOf(4600, 4900, 0, 5000), viewOf(-Infinity, Infinity, 0, 5000)]", [[4000, 5000], None]),
         ("sentIn([2, 3], [1, 2, 3, 4], [3, 2, 1, 0])", [2, 1]),
         ("[titleOf('·· blank output'), titleOf('queue')]", ["no text", ""]),
+        (
+            "['Blank output, ms', 'or: blank\\u00a0output 3 %', 'valueOf', 'a blank output'].map((of) => titleOf(of))",
+            ["no text", "no text", "", ""],
+        ),
         ("between(3350, 3600)", "3,350 s to 3,600 s"),
         ("[moment(3480.05, 0.05), moment(3480.1, 0.05)]", ["3,480.05 s", "3,480.10 s"]),
         ("highest(stepsOf(0, 20, 2), [], (at) => (at < 10 ? 3 : 1), (at) => (at < 10 ? 3 : 1))", [3, 1]),
@@ -158,26 +162,27 @@ def test_steps_and_ranges_are_those_that_are_labelled(expression: str, value: ob
 
 
 def test_a_chart_has_no_heading_without_text():
-    """The row of the range under the cursor has none."""
+    """The row of the range under the cursor has none; that of a line says what it means."""
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
     assets = resources.files("sidelight.exporter.html") / "assets"
     script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js"))
     program = """
-      const DATA = {}, rows = [];
+      const DATA = { titles: { running: "at once" } }, rows = [];
       function uPlot({ series }) {
         for (const { label } of series) {
-          rows.push({ parentNode: { append() {} }, firstChild: { label, remove() { this.label = "removed"; } } });
+          const parentNode = { append() {}, addEventListener() {} };
+          rows.push({ parentNode, firstChild: { label, remove() { this.label = "removed"; } } });
         }
         this.root = { querySelector: () => ({ setAttribute() {} }), querySelectorAll: () => rows };
       }
       uPlot.paths = { bars() {}, stepped() {} };
       timeChart({ clientWidth: 500, firstChild: {} }, 200, [{ name: "ink", label: "running", text: cell }], () => {});
-      process.stdout.write(JSON.stringify(rows.map(({ firstChild }) => firstChild.label)));
+      process.stdout.write(JSON.stringify(rows.map(({ firstChild, title }) => [firstChild.label, title])));
     """
     command = [NODE, "-e", script.replace('"use strict";', "") + program]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert json.loads(output) == ["removed", "running"]
+    assert json.loads(output) == [["removed", None], ["running", "at once"]]
 
 
 @pytest.mark.parametrize(
