@@ -125,7 +125,7 @@ def _packed(cells: Iterable[Text], width: int) -> Iterator[Text]:
 def _bar(bar: PartsBar, width: int) -> Iterator[Text]:
     """Yield the bar and its legend, in glyphs that need no colours."""
     if bar.label:
-        yield Text(bar.label, style="dim")
+        yield from wrapped(Prose(bar.label, "note"), width)
     drawn, room, end, whole = Text(), bar.length * min(width, MOST_BAR), 0, 0.0
     for piece, share in bar.drawn:
         whole += share

@@ -42,6 +42,8 @@ CURES = {
     "seats": "let the engine run more requests at once, or add a replica",
     "steps": "add a replica: the engine's own steps take all of its time",
 }
+SEARCHES = frozenset({"throughput", "tradeoff", "capacity"})
+LOADS = frozenset({"rate", "concurrency"})
 NOTHING = "look at why no step counts (the notes below), and measure again"
 
 
@@ -64,16 +66,14 @@ class _Steps:
             return "limit_found" if self.held is not None else "none_held"
         return "no_limit" if self.held is not None and self.tried > 1 else "measured"
 
-    @property
-    def ending(self) -> str:
-        """Return the fault of the step that broke, behind its load."""
-        if self.broke is None:
-            return ""
-        if self.broke.outcome.verdict == "growing":
-            return "requests pile up"
-        slo = self.broke.outcome.slo
-        missed = [each.text for each in (slo.objectives if slo else ()) if each.met is False]
-        return f"{' and '.join(missed) or 'an objective'} is missed"
+
+def _ending(each: Finished) -> str:
+    """Return the fault of a step, behind its load; "" of one that held."""
+    if each.outcome.verdict == "growing":
+        return ", where requests pile up"
+    slo = each.outcome.slo
+    missed = [objective.text for objective in (slo.objectives if slo else ()) if objective.met is False]
+    return f", where {' and '.join(missed)} is missed" if missed else ""
 
 
 def study_verdict(
@@ -83,7 +83,7 @@ def study_verdict(
     if findings.verdict is not None:
         return findings.verdict
     headline = next(iter(findings.answer), "There is no result.")
-    steps = _steps(finished)
+    steps = _steps(asked, finished)
     if steps is None:
         return StudyVerdict(
             state="incomplete", cause="none", headline=headline, figures=[], bars=[],
@@ -95,7 +95,8 @@ def study_verdict(
     seen = _observed(data, where)
     parts = part_shares(seen.breakdown, described_parts(seen.breakdown, TTFT_PARTS, "ttft"))
     largest, mean_ms = largest_share(parts), seen.breakdown.ttft_ms.mean
-    at = f"step {where.number}, {where.step.load_words}{', where ' if steps.ending else ''}{steps.ending}"
+    variant = f" ({where.step.variant})" if where.step.variant else ""
+    at = f"step {where.number}{variant}, {where.step.load_words}{_ending(where)}"
     why, do = _explained(steps, seen, at=where)
     return StudyVerdict(
         state=steps.state,
@@ -110,13 +111,21 @@ def study_verdict(
     )
 
 
-def _steps(finished: Sequence[Finished]) -> _Steps | None:
+def _seeks_load(asked: StudySettings) -> bool:
+    """Return whether the steps of a study differ in load alone."""
+    return asked.test in SEARCHES or (asked.test == "sweep" and {*(asked.parameters.vary or {})} <= LOADS)
+
+
+def _steps(asked: StudySettings, finished: Sequence[Finished]) -> _Steps | None:
     """Return the steps that the verdict names; None where none counts. Open loops come before closed ones."""
     every, limit = counting(finished), measured_capacity(valid(finished))
     levels = [each for each in every if each.step.kind not in (SATURATE, POPULATE)]
     levels = [each for each in levels if each.step.load == "open"] or levels
     if not every:
         return None
+    last = max(levels or every, key=_served) if asked.test == "sweep" else (levels or every)[-1]
+    if not _seeks_load(asked):
+        return _Steps(held=None, broke=None, last=last, tried=1, contradictory=False)
 
     def load(each: Finished) -> float:
         return each.step.level if limit is None or each.step.load == "closed" else load_of(each, limit)
@@ -128,10 +137,14 @@ def _steps(finished: Sequence[Finished]) -> _Steps | None:
     return _Steps(
         held=max(below, key=load, default=None),
         broke=broke,
-        last=(levels or every)[-1],
+        last=last,
         tried=len({each.step.level for each in levels}),
         contradictory=not below and any(each not in broken for each in holding),
     )
+
+
+def _served(each: Finished) -> float:
+    return each.outcome.output_tokens_per_s or 0.0
 
 
 def _headline(findings: StudyFindings, asked: StudySettings) -> str:
@@ -190,11 +203,11 @@ def _explained(steps: _Steps, seen: Observations, *, at: Finished) -> tuple[str,
             else at.outcome.limit_reason or "no breakdown: no part of the TTFT is known"
         )
         waits = [part for part in seen.large if part in UNEXPLAINED]
-        do = UNEXPLAINED[waits[0]] if waits else MORE_PREFILL if seen.large else ""
+        do = UNEXPLAINED[waits[0]] if waits else MORE_PREFILL if steps.broke is not None and seen.large else ""
         if steps.broke is not None and (limit := CURES.get(at.outcome.limit or "")):
             why, do = at.outcome.limit_reason, limit
     if steps.contradictory:
         do = "lengthen the steps (--duration): a higher load held where this one did not"
-    if steps.broke is None:
-        do = {"no_limit": "try higher loads: none that was tried broke"}.get(steps.state, "nothing: no load was missed")
-    return why, do
+    if steps.state == "no_limit":
+        do = "try higher loads: none that was tried broke"
+    return why, do or "nothing, if these times are good enough"

@@ -14,6 +14,7 @@ from virtual_study import play
 from sidelight.exporter.summary.verdict import StudyVerdict
 from sidelight.methodology.compliance.statement import Compliance
 from sidelight.methodology.procedures.throughput import THROUGHPUT
+from sidelight.methodology.procedures.ttft import TTFT
 from sidelight.methodology.report.files import study_files
 from sidelight.methodology.report.verdict import study_verdict
 from sidelight.methodology.study.findings import StudyFindings
@@ -70,6 +71,14 @@ def test_a_limit_is_shown_by_the_load_that_held_and_the_one_that_did_not(limit: 
     (bar,) = limit.bars
     assert bar.mean_ms > (median.value or 0.0)
     assert "--max-num-seqs" in limit.do
+
+
+def test_a_test_at_one_load_has_no_limit(limit: StudyVerdict):
+    """Its step piled up and says so, with the advice of a step that broke; nothing is claimed of other loads."""
+    parameters = Parameters(load=1.5, capacity=5.8, duration=20.0)
+    verdict = played(TTFT, StudySettings(test="ttft", scale="short", parameters=parameters, seed=1))
+    assert ("measured", "queue", limit.do) == (verdict.state, verdict.cause, verdict.do)
+    assert "where requests pile up" in verdict.bars[0].label
 
 
 def test_a_study_without_a_step_that_counts_says_why():
