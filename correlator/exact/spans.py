@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sidelight.correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
+from sidelight.correlator.parts import SHARED_PARTS
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.columns import Floats, Texts
 from sidelight.scraper.engines import recognition as engines
@@ -145,12 +146,16 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
         return None
     if _are_of_two(spans, stating):
         return _of_two(spans, *_in_order(spans, stating))
+    if sorted(spans.role[stating]) == ["decode", "prefill"]:
+        return _of_two_at_once(spans, *_in_order(spans, stating))
     with_token = {spans.clock[place] for place in stating if np.isfinite(spans.ttft_s[place])}
     choices = [place for place in stating if np.isfinite(spans.ttft_s[place]) or spans.clock[place] not in with_token]
     first = min(choices, key=lambda place: _first_token_ns(spans, place))
     times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
     first_ns = _first_token_ns(spans, first)
     fills = [place for place in _stating(spans, beside) if _filled_cache(spans, place, first)]
+    for part in SHARED_PARTS:  # an engine that serves alone has a stage called decode_waiting, too
+        times_s[f"{part.name}_s"] = np.nan
     for name in ("queue", "prefill", *INNER_TIMES):
         times_s[f"{name}_s"] += float(np.nansum(getattr(spans, f"{name}_s")[fills]))
     # Engines that shared a request may have clocks of their own.
@@ -175,6 +180,8 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
 def _are_of_two(spans: EngineSpans, places: Sequence[int]) -> bool:
     """Return whether spans are of two engines, one after the other."""
     if len(places) != 2 or "prefill" not in spans.role[places] or not _are_halves(spans, places, -1):
+        return False
+    if "decode" in spans.role[places]:
         return False
     first, second = _in_order(spans, places)
     is_later = spans.arrival_ns[second] + SLACK_S * 1e9 >= spans.end_ns[first]
@@ -209,6 +216,29 @@ def _of_two(spans: EngineSpans, first: int, second: int) -> ExactTimes:
         clock=spans.clock[first],
         hand_over_s=(spans.arrival_ns[second] - spans.end_ns[first]) / 1e9,
         hand_over_by="" if _is_one_clock(spans, [first, second]) else " and ".join(spans.clock[[first, second]]),
+    )
+
+
+def _of_two_at_once(spans: EngineSpans, first: int, second: int) -> ExactTimes:
+    """Return the times of a request that two engines had from the start.
+
+    The second waits for the first within its own TTFT, so that no stamps are compared: what neither tells of it stays
+    with its API server.
+    """
+    inner_s = {name: float(getattr(spans, f"{name}_s")[first]) for name in INNER_TIMES}
+    inner_s |= {name: float(getattr(spans, f"{name}_s")[second]) for name in ("decode_queue", "first_step")}
+    return ExactTimes(
+        queue_s=float(spans.queue_s[first]),
+        prefill_s=float(spans.prefill_s[first]),
+        decode_s=float(spans.decode_s[second]),
+        ttft_s=float(spans.ttft_s[second]),
+        e2e_s=float(spans.e2e_s[second]),
+        inner_s=inner_s,
+        arrival_ns=int(spans.arrival_ns[second]),
+        end_ns=int(spans.end_ns[second]),
+        span_id=spans.span_id[second],
+        trace_id=spans.trace_id[second],
+        clock=spans.clock[second],
     )
 
 
@@ -253,7 +283,11 @@ def _is_others(owners: Owners, row: int, spans: EngineSpans, place: int) -> bool
 
 
 def _stating(spans: EngineSpans, places: Sequence[int]) -> list[int]:
-    return [place for place in places if np.isfinite(spans.queue_s[place]) or np.isfinite(spans.prefill_s[place])]
+    return [
+        place
+        for place in places
+        if np.isfinite([spans.queue_s[place], spans.prefill_s[place]]).any() or spans.role[place] == "decode"
+    ]
 
 
 def _are_one(
@@ -303,6 +337,8 @@ def _are_steps(spans: EngineSpans, places: Sequence[int]) -> bool:
 def _are_halves(spans: EngineSpans, places: Sequence[int], counted: int) -> bool:
     """Return whether spans are of engines that shared a request. All but the last had one token, of the same prompt."""
     ordered = _in_order(spans, places)
+    if sorted(spans.role[places]) == ["decode", "prefill"]:
+        return True
     *firsts, last = spans.output_tokens[ordered].tolist()
     ids, prompts = set(spans.request_id[ordered].tolist()), set(spans.input_tokens[ordered].tolist())
     is_one = (len(ids) == 1 and "" not in ids) or (len(prompts) == 1 and -1 not in prompts)

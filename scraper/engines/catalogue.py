@@ -148,7 +148,8 @@ class SpanMatch(msgspec.Struct, frozen=True, kw_only=True):
 class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
     """One way to a time: an attribute (s, or a text such as 1.2ms), `less` another of the times; or from where the
     first of the `begin` spans under the request's begins to where the next `end` span ends; or what lies between two
-    stages, from where the first `after` span ends to where the first `until` span begins.
+    stages, from where the first `after` span ends to where the first `until` span begins; or the `sum` of how long the
+    first of each of some stages lasted.
     """
 
     attribute: str = ""
@@ -157,11 +158,12 @@ class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
     end: str = ""
     after: str = ""
     until: str = ""
+    sum: tuple[str, ...] = ()
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Return the names of the spans that it is read from."""
-        return tuple(name for name in (*self.begin, self.end, self.after, self.until) if name)
+        return tuple(name for name in (*self.begin, self.end, self.after, self.until, *self.sum) if name)
 
 
 class SpanRole(msgspec.Struct, frozen=True, kw_only=True):

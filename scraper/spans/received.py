@@ -303,6 +303,7 @@ def _stages() -> Mapping[str, SpanKind]:
     catalogues = [kind.spans for _, kind in _requests() if kind.spans is not None]
     ways = [(name, way) for spans in catalogues for name, ways in spans.times.items() for way in ways]
     names = {name for _, way in ways for name in way.stages}
+    names |= {name for spans in catalogues for role in spans.roles.values() for name in role.stages}
     last = {way.end for time, way in ways if time == "prefill" and way.end}
     return {name: _LAST_STAGE if name in last else _STAGE for name in names}
 

@@ -106,6 +106,9 @@ def _stated(request: SpanRequest, attribute: str) -> float | None:
 def _staged(stages: Sequence[Stage], way: SpanTime) -> float | None:
     if way.after:
         return _between(stages, way)
+    if way.sum:
+        lasted = {stage.name: stage.end_ns - stage.begin_ns for stage in reversed(stages) if stage.name in way.sum}
+        return sum(lasted.values()) / 1e9 if lasted else None
     begins = [stage.begin_ns for stage in stages if stage.name in way.begin]
     if not begins:
         return None

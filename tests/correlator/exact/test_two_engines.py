@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import recordings
 from hypothesis import given
 from hypothesis import strategies as st
-from sent_spans import MS, NOON, engine, export, two_pods
+from sent_spans import INTERNAL, MS, NOON, SERVER, engine, export, span, two_pods
 
 from sidelight.correlator.breakdown import Parts, break_down, network_label
 from sidelight.correlator.estimate.table import nothing
@@ -169,3 +169,68 @@ def test_clocks_that_requests_one_by_one_tell_apart():
         off_ms = abs(routers_ms[-1] - between_ms)
         assert np.isnan(off_ms) or off_ms <= 1e3 * joined.router_error_s[0] + 1e-6
     assert [False, True, True, True, True] == np.isfinite(routers_ms).tolist()
+
+
+def sglang(role: str, begin_ms: float, stages: Mapping[str, tuple[float, float]], **stated: float) -> ExportRecord:
+    """An SGLang node's span of a request and its stages, in ms after it had the request."""
+    attributes: dict[str, str | float] = {"module": "sglang::request", "gen_ai.request.id": f"rid-{role}"}
+    attributes |= {f"gen_ai.latency.{name}": value / 1e3 for name, value in stated.items()}
+    last_ms = max(end_ms for _, end_ms in stages.values())
+    spans = [
+        span("Req", role, "client", begin_ms, begin_ms + last_ms, kind=SERVER, attributes=attributes),
+        *(
+            span(name, f"{role[0]}{place}", role, begin_ms + begin, begin_ms + end, kind=INTERNAL)
+            for place, (name, (begin, end)) in enumerate(stages.items())
+        ),
+    ]
+    return export(spans, instance=role)
+
+
+def test_the_handshake_and_the_transfer_of_sglang_are_no_queue():
+    """Both nodes have the request at once; the decode node waits for the prefill node's work within its own TTFT.
+
+    Stages by the source of SGLang 0.5.23. The clocks of the two are seconds apart, and nothing is compared.
+    """
+    prefill = sglang(
+        "prefill",
+        52.0,
+        {
+            "api_server_dispatch": (1, 3),
+            "prefill_prepare": (8, 9),
+            "prefill_bootstrap": (9, 39),
+            "prefill_waiting": (39, 59),
+            "prefill_forward": (59, 159),
+            "prefill_transfer_kv_cache": (159, 199),
+        },
+        time_to_first_token=160.0,
+        e2e=200.0,
+    )
+    decode = sglang(
+        "decode",
+        9050.0,
+        {
+            "api_server_dispatch": (1, 3),
+            "decode_prepare": (4, 5),
+            "decode_bootstrap": (5, 45),
+            "decode_transferred": (45, 205),
+            "decode_waiting": (205, 225),
+            "fake_output": (225, 230),
+            "decode_forward": (225, 700),
+        },
+        time_to_first_token=235.0,
+        e2e=700.0,
+        time_in_model_decode=465.0,
+    )
+    parts = parts_of(shared(b"t" * 16, wait_ms=250.0), [prefill, decode])
+    known = {"queue": 20, "prefill": 100, "kv_transfer": 70, "decode_queue": 20, "first_step": 5}
+    assert {"network": 15, "other": 20, **known} == milliseconds(parts)
+    assert [0.005] == parts.scheduler_intake_s.tolist()
+    assert [0.465] == parts.decode_s.tolist()
+
+
+def test_a_stage_of_that_name_is_no_part_of_one_engines_ttft():
+    """SGLang's decode_waiting, behind the first token."""
+    stages = {"prefill_waiting": (5.0, 25.0), "prefill_forward": (25.0, 125.0), "decode_waiting": (125.0, 145.0)}
+    alone = sglang("engine", 50.0, stages, time_to_first_token=130.0, e2e=300.0)
+    parts = parts_of(shared(b"t" * 16, wait_ms=150.0), [alone])
+    assert {"network": 20, "queue": 20, "prefill": 100, "other": 10} == milliseconds(parts)
