@@ -270,7 +270,7 @@ async def test_a_watch_is_judged_by_its_objectives(tmp_path: Path):
         met = "sidelight_slo_met{objective="
         counts = await watch.until(lambda page: page.get(f'{met}"ttft_p99"}}') == 0)
         await watch.until(lambda page: page.get('sidelight_verdict{cause="prefill",state="missed"}') == 1)
-        await watch.until_said("Objective missed in the last minute: ttft_p99<250ms.")
+        await watch.until_said("Objective missed in the last minute: ttft_p99<250ms (300 ms).")
         result = await watch.end()
     assert 0.3 == pytest.approx(counts['sidelight_slo_value{objective="ttft_p99"}'], abs=1e-3)
     assert f'{met}"tpot_p99"}}' not in counts

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from sidelight.correlator.parts import CAUSES
 from sidelight.exporter.document import Prose
 from sidelight.exporter.report.advice import generator_held_up, observed
-from sidelight.exporter.report.verdict import beside_figures, where_it_went
+from sidelight.exporter.report.verdict import beside_figures, measured, where_it_went
 from sidelight.exporter.summary.breakdown import is_certain
 from sidelight.exporter.summary.gateways import GatewaySummary
 from sidelight.exporter.summary.result import Summary
@@ -15,7 +15,7 @@ from sidelight.exporter.summary.tail import TailAttribution, ranked
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import too_many_failed
 from sidelight.recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
-from sidelight.rundir.printable.numbers import cell, count_of, ms, spoken, spoken_together
+from sidelight.rundir.printable.numbers import count_of, spoken, spoken_together
 from sidelight.scraper.gateways.catalogue import can_state_more
 
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
@@ -44,13 +44,7 @@ def evidence(objective: ObjectiveResult) -> str:
         return f"{objective.missing}{left_out}"
     failed = f", of which {objective.failed_requests} failed" if objective.failed_requests else ""
     whole = count_of(objective.requests, "request")
-    return f"{_measured(objective.value, objective.unit)} over {whole}{failed}{left_out}"
-
-
-def _measured(value: float, unit: str) -> str:
-    if unit == "ms":
-        return f"{ms(value)} ms"
-    return f"{100 * value:.3g} %" if unit == "ratio" else f"{cell(value)} {unit}"
+    return f"{measured(objective.value, objective.unit)} over {whole}{failed}{left_out}"
 
 
 def conclusion(summary: Summary) -> Iterator[str]:

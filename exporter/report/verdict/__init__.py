@@ -18,6 +18,7 @@ from sidelight.exporter.report.verdict.shown import (
     time_figures,
     verdict_blocks,
 )
+from sidelight.exporter.report.verdict.state import measured
 
 __all__ = [
     "FEW_REQUESTS",
@@ -30,6 +31,7 @@ __all__ = [
     "failed_figure",
     "largest_part",
     "largest_share",
+    "measured",
     "part_shares",
     "served_figure",
     "spent",

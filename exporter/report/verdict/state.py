@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidelight.correlator.parts import CAUSES
-from sidelight.exporter.summary.verdict import (
-    State,
-    Subject,
-)
+from sidelight.exporter.summary.verdict import State, Subject
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
+from sidelight.rundir.printable.numbers import cell, ms, spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +24,31 @@ class JudgedState:
 
 
 def by_objectives(objectives: Sequence[ObjectiveResult], when: str = "") -> JudgedState | None:
-    """Return the state by the objectives; None without any. `when` says of which time they are."""
+    """Return the state by the objectives; None without any. `when` says of which time they are, with their values."""
     unmet = {met: [each for each in objectives if each.met is met] for met in (False, None)}
     texts = {met: ", ".join(each.text for each in named) for met, named in unmet.items()}
+    if when:
+        texts[False] = ", ".join(map(_with_value, unmet[False]))
     if unmet[False]:
         return JudgedState("missed", f"Objective missed{when}: {texts[False]}.")
     if unmet[None]:
         why = unmet[None][0].missing
         return JudgedState("not_judged", f"Not judged: whether {texts[None]} is met is not known ({why}).")
     return JudgedState("healthy", f"Healthy{when}: every objective was met.") if objectives else None
+
+
+def _with_value(objective: ObjectiveResult) -> str:
+    if objective.value is None:
+        return objective.text
+    is_time = objective.unit == "ms"
+    return f"{objective.text} ({spoken(objective.value) if is_time else measured(objective.value, objective.unit)})"
+
+
+def measured(value: float, unit: str) -> str:
+    """Return the value of an objective with its unit."""
+    if unit == "ms":
+        return f"{ms(value)} ms"
+    return f"{100 * value:.3g} %" if unit == "ratio" else f"{cell(value)} {unit}"
 
 
 def by_parts(large: Sequence[str]) -> JudgedState | None:

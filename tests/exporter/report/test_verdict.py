@@ -265,7 +265,7 @@ ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
     [
         ({}, "not_judged", "queue", "Raise that limit (--max-num-seqs)"),
         ({"objectives": ALL_MET}, "healthy", "queue", "every objective was met"),
-        ({"objectives": slo(False).objectives}, "missed", "queue", "ttft_p99<500ms"),
+        ({"objectives": slo(False).objectives}, "missed", "queue", "ttft_p99<500ms (1,234 ms)"),
         ({"served_per_s": 2.0, "waiting": [1.0, 9.0]}, "overloaded", "queue", "send less than 2 requests/s"),
         ({"served_per_s": 2.0, "waiting": [9.0, 1.0]}, "not_judged", "queue", "no objective"),
         ({"failures": 7, "failing": "14:02:31 UTC", "error": "connect"}, "failing", "server", "since 14:02:31 UTC"),
