@@ -87,5 +87,5 @@ def explain_split(traces: int, split: int) -> str:
 def _why(service: str, how: str) -> str:
     if how == NEW_TRACE:
         return f"{service} begins a new trace instead of going on with that of the header traceparent"
-    place = f"behind {service}, which is in the client's trace," if service else "between client and engine"
-    return f"something {place} does not pass the header traceparent on"
+    what = f"{service}, or what is behind it," if service else "something between client and engine"
+    return f"{what} does not pass the header traceparent on"

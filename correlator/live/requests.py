@@ -18,7 +18,7 @@ from sidelight.correlator.exact.spans import bearing_id, same_id
 from sidelight.correlator.live.breakdown import EndedRequests, break_down_ended, estimated
 from sidelight.correlator.live.counting import TraceCount
 from sidelight.correlator.live.estimate import EstimateWindow, hold_traced
-from sidelight.correlator.live.traces import TracedRequest
+from sidelight.correlator.live.traces import TracedRequest, with_gateways
 from sidelight.correlator.live.window import KEEP_S, MOST_BYTES, MOST_SPANS, TraceWindow
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.client_spans import ClientSpan, request_log
@@ -232,14 +232,14 @@ class Halves:
             self._spans.gateways_of(client.request, is_behind=False),
             self._spans.gateways_of(engine.request, is_behind=True),
         )
-        return replace(
+        request = replace(
             client.request,
             engine=engine.request.engine,
-            gateways=passed,
             joined=joined,
             begins_at=engine.request.begins_at,
             is_root=engine.request.is_root,
         )
+        return with_gateways(request, passed)
 
     def _alone(self, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
         """Yield the halves without a counterpart, and forget those of more than a minute ago."""

@@ -82,7 +82,7 @@ def _bounds(gateway: GatewaySummary, requests: int) -> str:
     if gateway.first_output.get("inner_call", 0) > gateway.first_output.get("unknown", 0):
         return (
             f"The spans of gateway {name} say when the next server's first output reached it, not when it passed that "
-            f"on: in the mean it took between {part} and {most}.{whose}"
+            f"on: in the mean it took {f'between {part} and {most}' if part != most else part}.{whose}"
         )
     inbound = (
         f"In the mean it held requests for {request} before it called the next server, and took "

@@ -143,6 +143,23 @@ def test_a_gateway_that_begins_the_trace_has_its_part():
     assert b"c" * 16 == finished[0].trace_id
 
 
+def test_a_gateway_that_a_request_begins_at_has_the_first_output_of_its_call():
+    """LiteLLM, of a client without a trace: its server span states none, and the engine begins a trace of its own."""
+    whole = {"start_ms": 0, "end_ms": 990, "trace": b"g" * 16}
+    front = span("POST", "front", kind=SERVER, attributes={"url.path": "/v1/chat/completions"}, **whole)
+    inner = call("inner", "front", first_ms=230, start_ms=45, end_ms=985, trace=b"g" * 16)
+    llm = replied(engine("e", "x", trace=b"e" * 16), "cmpl-1", "gen_ai.request.id")
+    sent = [
+        export([replied(front, "cmpl-1"), inner], at_s=1.2, service="gate"),
+        export([llm], at_s=1.2, service="llm"),
+    ]
+    _, ended = watched(sent)
+    (item,) = ended
+    first_ms = (item.requests.first_token_ns[0] - item.requests.submit_ns[0]) / MS
+    assert 275 == first_ms  # 45 before its call, 230 in it
+    assert 0.075 == pytest.approx(float(item.parts.gateway_s[0]))  # less the engine's 200
+
+
 def test_halves_without_a_counterpart_are_given_out():
     """At once where only one side sends spans, and after WAIT_S where both do."""
     alone = SpanRequests(nullcontext)
