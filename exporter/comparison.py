@@ -77,14 +77,13 @@ def verdict_on(runs: Sequence[Compared]) -> Iterator[Block]:
 
 
 def _verdict(runs: Sequence[Compared], states: Sequence[tuple[Compared, RunVerdict]]) -> StudyVerdict:
-    """Return the verdict on single runs: how far they differ, which may be chance."""
+    """Return the verdict on single runs: how far they differ, which is undecided, since it may be chance."""
     sides = [_side(run, verdict) for run, verdict in states]
     first, last = sides[0], sides[-1]
     bad = [f"{run.label} {NOT_COMPARABLE[each.state]}" for run, each in states if each.state in NOT_COMPARABLE]
     least = min(run.summary.client.ttft_ms.count for run in (runs[0], runs[-1]))
     level = "p99" if least >= LEAST_FOR_P99 else "p50"
     before_ms, after_ms = first.ttft_ms[level], last.ttft_ms[level]
-    state: StudyState = "undecided"
     do = CAUTION
     if bad:
         headline = f"Not comparable: {', '.join(bad)}."
@@ -97,11 +96,10 @@ def _verdict(runs: Sequence[Compared], states: Sequence[tuple[Compared, RunVerdi
         cures = (check.cause.cure for run in runs if (check := run.summary.self_check).cause and _error_ms(run))
         do = as_sentence(f"measure again; {next(cures, 'keep processors free for the load generator')}")
     else:
-        state = "slower" if after_ms >= before_ms else "faster"
         times = " and ".join(spoken_together(after_ms, before_ms))
-        how = f"{moved(after_ms / before_ms)} {state}"
+        how = f"{moved(after_ms / before_ms)} {'slower' if after_ms >= before_ms else 'faster'}"
         headline = f"{last.name} is {how} than {first.name} at {level} of the TTFT: {times}."
-    return comparison_verdict(sides, state, headline, do)
+    return comparison_verdict(sides, "undecided", headline, do)
 
 
 def _error_ms(run: Compared) -> float:
