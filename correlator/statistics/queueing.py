@@ -9,19 +9,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
-from sidelight.correlator.statistics.server_load import EngineSamples, engine_samples
+from sidelight.correlator.statistics.server_load import (
+    EngineSamples,
+    engine_samples,
+    gauge_amounts,
+    leading_endpoints,
+)
 from sidelight.rundir import fields
 from sidelight.rundir.columns import Floats
 from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
 from sidelight.rundir.stats import Missing, finite, known
+from sidelight.scraper.engines.binding import CanonicalSource
 from sidelight.scraper.series.table import EndpointSeries
 from sidelight.scraper.window.window import Window
 
 # How much of the most that an engine ran counts as every place taken. SGLang's gauge is one short as it begins a
 # prefill, whose request is not yet in the batch that it counts: at few places a whole one is allowed for.
 NEAR_MOST, LEAST_NEAR = 0.9, 0.75
+_LOADING = "kv_fetch_in_progress"
+_STAGES = ("kv_fetch_waiting_to_start", _LOADING, "kv_fetch_completed_waiting")
+_NORMAL_90 = 1.645
+LEAST_SCRAPES = 5
 NEVER_WAITED = "no scrape in the window shows a waiting request"
 
 
@@ -38,6 +48,49 @@ class WhileWaiting(Struct, frozen=True, kw_only=True):
     kv_cache_p50: Annotated[Amount | None, doc("Median of the KV cache usage then.", NO_UNIT)] = None
     kv_cache_max: Annotated[Amount | None, doc("Its maximum then.", NO_UNIT)] = None
     missing: fields.Missing = UNSET
+
+
+class KvLoads(Struct, frozen=True, kw_only=True):
+    """Loads of KV caches from elsewhere, within a queue: means a request.
+
+    They are by gauges of how many requests wait for theirs, load, and have loaded.
+    """
+
+    before_ms: Annotated[Amount, doc("Wait until its load began.", "ms")]
+    load_ms: Annotated[Amount, doc("Its load.", "ms")]
+    error_ms: Annotated[
+        Amount, doc("Half of the 90 % interval of load_ms: a gauge is read only once a scrape interval.", "ms")
+    ]
+    after_ms: Annotated[Amount, doc("Wait for a place in the engine after its load.", "ms")]
+
+
+def kv_loads(endpoints: Sequence[EndpointSeries], window: Window, requests: int) -> KvLoads | UnsetType:
+    """Return the mean loads of some requests, UNSET without any.
+
+    The mean is the area below the gauge over the requests (Little's law). Those that load at once are seen at the same
+    moments: of n requests and c loads at a time, n / c are independent, each known to a scrape interval (uniform, so
+    that its variance is at most a quarter of the square).
+    """
+    pages = [(endpoint, sources) for endpoint, sources in leading_endpoints(endpoints) if _STAGES[0] in sources]
+    areas_s, at_once, interval_s = np.zeros(len(_STAGES)), 1.0, 0.0
+    for endpoint, sources in pages:
+        inside = (endpoint.at_ns >= window.start_ns) & (endpoint.at_ns <= window.end_ns)
+        if inside.sum() < LEAST_SCRAPES:
+            continue
+        lasting_s = np.gradient(endpoint.at_ns[inside] / 1e9)
+        for place, name in enumerate(_STAGES):
+            source = sources.get(name)
+            if isinstance(source, CanonicalSource):
+                loading = gauge_amounts(endpoint, source)[inside]
+                areas_s[place] += float(np.nansum(loading * lasting_s))
+                if name == _LOADING and (loading > 0).any():
+                    at_once = max(at_once, float(loading[loading > 0].mean()))
+        interval_s = max(interval_s, float(np.median(lasting_s)))
+    if not requests or not areas_s.any():
+        return UNSET
+    before_ms, load_ms, after_ms = (1e3 * areas_s / requests).tolist()
+    error_ms = 1e3 * _NORMAL_90 * interval_s / 2 / np.sqrt(requests / at_once)
+    return KvLoads(before_ms=before_ms, load_ms=load_ms, error_ms=float(error_ms), after_ms=after_ms)
 
 
 def while_waiting(endpoints: Sequence[EndpointSeries], window: Window) -> WhileWaiting:

@@ -163,7 +163,7 @@ def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, EngineSamp
     samples: dict[str, EngineSamples | Missing] = {}
     for name in QUANTITIES[:3]:
         source = sources[name]
-        samples[name] = source if isinstance(source, Missing) else _gauge(endpoint, source)
+        samples[name] = source if isinstance(source, Missing) else _sampled(endpoint, gauge_amounts(endpoint, source))
     restarts = restarts_of(endpoint)
     preemptions = sources["preemptions"]
     samples["preemptions"] = preemptions if isinstance(preemptions, Missing) else _rate(endpoint, preemptions, restarts)
@@ -178,14 +178,15 @@ def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, EngineSamp
     return samples
 
 
-def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> EngineSamples:
+def gauge_amounts(endpoint: EndpointSeries, source: CanonicalSource) -> Floats:
+    """Return a gauge of a page at each scrape [t], its label sets together; NaN where none is known."""
     values = gauge_values(endpoint.values, source)
     known = np.isfinite(values)
     if source.quantity.across == "max":
         amount = np.where(known, values, -np.inf).max(axis=1, initial=-np.inf)
     else:
         amount = np.where(known, values, 0.0).sum(axis=1)
-    return _sampled(endpoint, np.where(known.any(axis=1), amount, np.nan))
+    return np.where(known.any(axis=1), amount, np.nan)
 
 
 def _rate(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts) -> EngineSamples:

@@ -18,7 +18,7 @@ from sidelight.correlator.estimate.percentiles import (
 )
 from sidelight.correlator.opening import WatchRun
 from sidelight.correlator.statistics.association import associations, rank_correlation
-from sidelight.correlator.statistics.queueing import while_waiting
+from sidelight.correlator.statistics.queueing import kv_loads, while_waiting
 from sidelight.correlator.statistics.server_load import met_at_submission
 from sidelight.correlator.statistics.tail import tail_shares
 from sidelight.exporter.evaluation.measured import MeasuredRun
@@ -78,6 +78,7 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
         evidence=Evidence(
             while_waiting=while_waiting(run.endpoints, window),
             prefill_input_tokens_rho=rank_correlation(parts.prefill_s, input_tokens(measured)),
+            kv_loads=kv_loads(run.endpoints, window, int((measured.status == "ok").sum())),
         ),
     )
     return correlation(findings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from sidelight.correlator.parts import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
-from sidelight.correlator.statistics.queueing import WhileWaiting
+from sidelight.correlator.statistics.queueing import KvLoads, WhileWaiting
 from sidelight.exporter.summary.breakdown import Breakdown, is_certain, json_name
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.gateways import GatewaySummary
@@ -67,7 +67,8 @@ class Observations:
     """Observations that advice on a wait follows from: of a run, or of the last minutes of one that goes on.
 
     `shares` are those of the parts of slow requests' TTFT where that is known, else of the mean; `prefill` is advice on
-    prefill, None without evidence; `wait_ms` is the mean wait by the number of waiting requests, None where not known.
+    prefill, None without evidence; `wait_ms` is the mean wait by the number of waiting requests, None where not known;
+    `loads` are of KV caches from elsewhere, within a queue.
     """
 
     breakdown: Breakdown
@@ -79,6 +80,7 @@ class Observations:
     gateways: Sequence[GatewaySummary] = ()
     prefill: Advice | None = None
     wait_ms: float | None = None
+    loads: KvLoads | None = None
 
     @property
     def large(self) -> list[str]:
@@ -115,6 +117,7 @@ def observed(summary: Summary) -> Observations:
         gateways=correlation.gateways,
         prefill=_prefill(summary),
         wait_ms=_wait_ms(summary),
+        loads=correlation.evidence.kv_loads or None,
     )
 
 
@@ -294,6 +297,45 @@ def advice_on_queue(waited: WhileWaiting, limits: EngineLimits, preemptions: flo
     return None
 
 
+def _queue(seen: Observations) -> Advice | None:
+    """Return advice on an engine's queue; where loads of KV caches are most of it, on these."""
+    queue_ms = seen.breakdown.queue_ms.mean or 0.0
+    is_shared = seen.breakdown.decode_queue_ms.mean is not None
+    by_loads = None if is_shared else _loads(seen.loads, queue_ms, "the engine's queue")
+    return by_loads or advice_on_queue(seen.waited, seen.limits, seen.preemptions)
+
+
+def _decode_queue(seen: Observations) -> Advice | None:
+    """Return advice on a decode engine's queue, by the loads of KV caches in it."""
+    loads, queue_ms = seen.loads, seen.breakdown.decode_queue_ms.mean or 0.0
+    if loads is None or (by_loads := _loads(loads, queue_ms, "the decode engine's queue")):
+        return by_loads if loads else None
+    waited_ms = loads.before_ms + loads.after_ms
+    if waited_ms < queue_ms / 2:
+        return None
+    return Advice(
+        seen=(
+            f"By the decode engine's gauges requests waited {spoken(waited_ms, queue_ms)} for a place in it, and the "
+            f"loads of their KV caches took {spoken(loads.load_ms, queue_ms)}"
+        ),
+        cure=f"raise its limit on running requests{_named(seen.limits.running)} if memory allows, or add a decode "
+        "engine",
+    )
+
+
+def _loads(loads: KvLoads | None, queue_ms: float, queue: str) -> Advice | None:
+    if loads is None or loads.load_ms < max(queue_ms / 2, loads.error_ms):
+        return None
+    return Advice(
+        seen=(
+            f"Of {spoken(queue_ms)} in {queue} the loads of KV caches took {spoken(min(loads.load_ms, queue_ms))}, by "
+            f"its gauges (±{spoken(loads.error_ms)})"
+        ),
+        cure="look at the KV connector, and the network or disk that caches are loaded from; more running requests "
+        "would not help",
+    )
+
+
 def _merged_queue(seen: Observations) -> Advice | None:
     """Return advice on a queue that no source separates, as llama.cpp's: by the number of requests that waited."""
     other_ms, wait_ms, waited = seen.breakdown.other_ms.mean, seen.wait_ms, seen.waited
@@ -415,7 +457,8 @@ def _inside(seen: Observations) -> Advice | None:
 
 
 ADVISERS: dict[str, Callable[[Observations], Advice | None]] = {
-    "queue": lambda seen: advice_on_queue(seen.waited, seen.limits, seen.preemptions),
+    "queue": _queue,
+    "decode_queue": _decode_queue,
     "prefill": lambda seen: seen.prefill,
     "network": _outside,
     "gateway": _gateway,

@@ -21,7 +21,7 @@ from sidelight.correlator.exact.matching import Matched
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.correlator.statistics.accuracy import PartError, agreement
 from sidelight.correlator.statistics.association import Association, Rho
-from sidelight.correlator.statistics.queueing import WhileWaiting
+from sidelight.correlator.statistics.queueing import KvLoads, WhileWaiting
 from sidelight.correlator.statistics.tail import TailShares
 from sidelight.exporter.summary.breakdown import (
     UNTIMED,
@@ -215,6 +215,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
             NO_UNIT,
         ),
     ]
+    kv_loads: Annotated[KvLoads | UnsetType, doc("What loads of KV caches took; absent without any.")] = UNSET
 
 
 class Correlation(Struct, frozen=True, kw_only=True):

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 import summaries
+from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.parts import TTFT_PARTS
-from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
+from sidelight.correlator.statistics.queueing import NEVER_WAITED, KvLoads, WhileWaiting
 from sidelight.correlator.statistics.tail import Tail
 from sidelight.exporter.report.advice import MORE_PREFILL, STATE_FIRST_OUTPUT, UNEXPLAINED, Advice, advised
 from sidelight.exporter.summary.breakdown import json_name
@@ -28,7 +29,14 @@ RUST = DetectedEngine(name="vllm", version="0.33.0 (Rust frontend 0.3.1)", detec
 NEVER = WhileWaiting(missing=NEVER_WAITED)
 
 
-def made_of(part: str, *, waiting: WhileWaiting = NEVER, rho: float | None = None, **sections: Any) -> Summary:
+def made_of(
+    part: str,
+    *,
+    waiting: WhileWaiting = NEVER,
+    rho: float | None = None,
+    loads: KvLoads | UnsetType = UNSET,
+    **sections: Any,
+) -> Summary:
     """Return a run whose TTFT is 90 % one part, with this evidence."""
     correlation = summaries.correlated()
     shares = {json_name(ttft_part): 0.9 if ttft_part.name == part else 0.02 for ttft_part in TTFT_PARTS}
@@ -37,7 +45,7 @@ def made_of(part: str, *, waiting: WhileWaiting = NEVER, rho: float | None = Non
         correlation,
         breakdown=replace(correlation.breakdown, **parts | sections.pop("breakdown", {})),
         gateways=sections.pop("gateways", []),
-        evidence=Evidence(while_waiting=waiting, prefill_input_tokens_rho=rho),
+        evidence=Evidence(while_waiting=waiting, prefill_input_tokens_rho=rho, kv_loads=loads),
     )
     return replace(summaries.summary(correlation), **sections)
 
@@ -268,6 +276,32 @@ def test_numbers_that_mean_nothing_are_measured_again_first():
         "find out why no request succeeded (`sidelight doctor` looks at an endpoint; most often: HTTP 401)"
         in (actions[2])
     )
+
+
+@pytest.mark.parametrize(
+    ("loads_ms", "cure"),
+    [
+        ((5.0, 190.0, 15.0), "look at the KV connector"),
+        ((120.0, 20.0, 60.0), "raise its limit on running requests (--max-num-seqs)"),
+        ((1.0, 30.0, 2.0), UNEXPLAINED["decode_queue"]),
+    ],
+)
+def test_a_decode_engines_queue_is_its_loads_or_its_places(loads_ms: tuple[float, float, float], cure: str):
+    """Of 200 ms: a load of a KV cache is in it, and gives no cause to run more requests."""
+    before_ms, load_ms, after_ms = loads_ms
+    loads = KvLoads(before_ms=before_ms, load_ms=load_ms, error_ms=12.0, after_ms=after_ms)
+    queue = replace(known("queue_ms", 200.0, 0.9), source="trace", error_ms=0.0, count=4)
+    run = made_of("none", waiting=SEATS, loads=loads, breakdown={"decode_queue_ms": queue})
+    assert cure in advised(run).cure
+
+
+def test_a_load_within_one_engines_queue_is_no_reason_to_run_more_requests():
+    """As of a cache that is offloaded: every place is taken while it is loaded."""
+    queue = {"queue_ms": known("queue_ms", 200.0, 0.9)}
+    loads = KvLoads(before_ms=1.0, load_ms=150.0, error_ms=12.0, after_ms=0.0)
+    assert "look at the KV connector" in advised(made_of("queue", waiting=SEATS, loads=loads, breakdown=queue)).cure
+    few = KvLoads(before_ms=1.0, load_ms=20.0, error_ms=12.0, after_ms=0.0)
+    assert "raise that limit" in advised(made_of("queue", waiting=SEATS, loads=few, breakdown=queue)).cure
 
 
 def test_the_second_part_is_worked_on_where_nothing_explains_the_largest():
