@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,90 +21,26 @@ from sidelight.simulator.engine.blocks import BlockPool, cache_root, extend_chai
 from sidelight.simulator.engine.history import (
     EngineRequest,
     PrefillCompleted,
-    PrefillWork,
     RequestRecord,
-    RequestScheduled,
     Retraction,
     StepOutcome,
     StepTimes,
     TokenOutput,
 )
 from sidelight.simulator.engine.replies import reply_key, reply_token
+from sidelight.simulator.engine.sequences import (
+    EngineSequence,
+    EngineStep,
+    admission_of,
+    completion_of,
+    prefill_work,
+    record_of,
+)
 from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE
 from sidelight.simulator.settings import EngineSettings
 
 _HOUR_NS = 3600 * 10**9
 _NO_LIMIT = 1 << 62
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Sequence:
-    """The engine's own state of one request; the only records here that change.
-
-    `prefilled` is how much of the prompt was computed or found cached at best, before or since a retraction.
-    """
-
-    number: int
-    request: EngineRequest
-    arrival_ns: int
-    dispatched_ns: int
-    key: int
-    root: int
-    token_ids: list[int]
-    blocks: list[int] = field(default_factory=list)
-    chain: list[int] = field(default_factory=list)
-    computed: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-    lost_tokens: int = 0
-    queued_ns: int = -1
-    scheduled_ns: int = -1
-    first_token_ns: int = -1
-    last_token_ns: int = 0
-    last_chunk_ns: int = -1
-    retracted_ns: int = -1
-    later_wait_ns: int = 0
-    prefilled: int = 0
-    is_abandoned: bool = False
-    steps: list[StepTimes] = field(default_factory=list)
-
-    @property
-    def urgency(self) -> tuple[int, int]:
-        """Return the sort key of priorities, the least first."""
-        return self.request.priority, self.arrival_ns
-
-    @property
-    def brevity(self) -> tuple[int, int]:
-        """Return the sort key of prompt lengths, the shortest first."""
-        return len(self.request.prompt_token_ids), self.arrival_ns
-
-    def is_prefill(self, chunk_tokens: int) -> bool:
-        """Return whether a chunk of `chunk_tokens` is part of a prefill. Anything else is one more output token."""
-        return chunk_tokens > 1 or self.first_token_ns < 0
-
-    def reach(self, tokens: int) -> int:
-        """Record the tokens present from the start; return the number of new prompt tokens.
-
-        New are those that never were there before.
-        """
-        before = self.prefilled
-        self.prefilled = max(before, min(tokens, len(self.request.prompt_token_ids)))
-        return self.prefilled - before
-
-
-@dataclass(slots=True, kw_only=True)
-class _Step:
-    """The step in flight: tokens computed per sequence, and the effects of its scheduling."""
-
-    begin_ns: int
-    chunks: list[tuple[_Sequence, int]] = field(default_factory=list)
-    budget: int
-    intake_ns: list[int] = field(default_factory=list)
-    admissions: list[RequestScheduled] = field(default_factory=list)
-    retractions: list[Retraction] = field(default_factory=list)
-    cached: int = 0
-    fresh_cached: int = 0
 
 
 class SimulatedEngine:
@@ -123,11 +58,11 @@ class SimulatedEngine:
         self._keep_steps = keep_steps
         self.pool = BlockPool(settings.kv_blocks, settings.block_size)
         self._jitter = np.random.default_rng(np.random.SeedSequence(settings.seed))
-        self._live: dict[int, _Sequence] = {}
-        self._arrived: deque[_Sequence] = deque()
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._step: _Step | None = None
+        self._live: dict[int, EngineSequence] = {}
+        self._arrived: deque[EngineSequence] = deque()
+        self._waiting: deque[EngineSequence] = deque()
+        self._running: list[EngineSequence] = []
+        self._step: EngineStep | None = None
         self._start_ns = start_ns
         self.submitted = 0
 
@@ -139,7 +74,7 @@ class SimulatedEngine:
         """
         number = self.submitted
         self.submitted += 1
-        sequence = _Sequence(
+        sequence = EngineSequence(
             number=number,
             request=request,
             arrival_ns=arrival_ns,
@@ -168,7 +103,7 @@ class SimulatedEngine:
             if sequence in queue:
                 queue.remove(sequence)
         self.pool.release(sequence.blocks)
-        return _record(sequence, now_ns, "abort")
+        return record_of(sequence, now_ns, "abort")
 
     def abandon(self, number: int) -> None:
         """Let a request go on until its next or second output shows a disconnected client."""
@@ -191,7 +126,7 @@ class SimulatedEngine:
         """
         if self._start_ns is None:
             self._start_ns = now_ns
-        step = _Step(begin_ns=now_ns, budget=self.settings.max_num_batched_tokens)
+        step = EngineStep(begin_ns=now_ns, budget=self.settings.max_num_batched_tokens)
         while self._arrived:
             sequence = self._arrived.popleft()
             sequence.queued_ns = now_ns
@@ -214,7 +149,7 @@ class SimulatedEngine:
         if step is None:
             raise RuntimeError("no step was begun")
         self._step = None
-        prefill, kv_tokens = _work(step)
+        prefill, kv_tokens = prefill_work(step)
         lost = self._lose_all(now_ns) if len(step.chunks) >= (self.settings.oom_at or _NO_LIMIT) else ()
         tokens: list[TokenOutput] = []
         first_tokens: list[PrefillCompleted] = []
@@ -231,7 +166,7 @@ class SimulatedEngine:
                 sequence.last_chunk_ns = now_ns
                 continue
             if sequence.first_token_ns < 0:
-                first_tokens.append(_first_token(sequence, now_ns))
+                first_tokens.append(completion_of(sequence, now_ns))
             output = self._next_token(sequence, now_ns)
             tokens.append(output)
             if output.finish_reason is not None:
@@ -258,7 +193,7 @@ class SimulatedEngine:
 
     def _lose_all(self, now_ns: int) -> tuple[tuple[int, RequestRecord], ...]:
         """End all requests, and forget all that the KV cache holds."""
-        lost = tuple((number, _record(sequence, now_ns, "error")) for number, sequence in self._live.items())
+        lost = tuple((number, record_of(sequence, now_ns, "error")) for number, sequence in self._live.items())
         for sequence in self._live.values():
             self.pool.release(sequence.blocks)
         for queue in (self._live, self._arrived, self._waiting, self._running):
@@ -266,7 +201,7 @@ class SimulatedEngine:
         self.pool.forget()
         return lost
 
-    def _enqueue(self, sequence: _Sequence, *, again: bool = False) -> None:
+    def _enqueue(self, sequence: EngineSequence, *, again: bool = False) -> None:
         """Put a request into the queue where the policy says; of first come, first served, `again` is its front."""
         policy = self.settings.policy
         if policy == "priority":
@@ -278,7 +213,7 @@ class SimulatedEngine:
         else:
             self._waiting.append(sequence)
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: EngineStep) -> None:
         """Give the running sequences their share, oldest first.
 
         At most the youngest is half-way through its prefill, because nothing is admitted before that is done: so
@@ -298,7 +233,7 @@ class SimulatedEngine:
                 step.budget -= chunk_tokens
                 at += 1
 
-    def _schedule_waiting(self, step: _Step, now_ns: int) -> None:
+    def _schedule_waiting(self, step: EngineStep, now_ns: int) -> None:
         """Admit waiting requests in order while seats, budget and blocks last."""
         while self._waiting and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
             sequence = self._waiting[0]
@@ -316,7 +251,7 @@ class SimulatedEngine:
             if sequence.scheduled_ns < 0:
                 sequence.scheduled_ns = now_ns
                 sequence.cached_tokens = cached
-                step.admissions.append(_admission(sequence, now_ns))
+                step.admissions.append(admission_of(sequence, now_ns))
             else:
                 sequence.later_wait_ns += now_ns - sequence.retracted_ns
             step.cached += cached
@@ -324,13 +259,13 @@ class SimulatedEngine:
             step.chunks.append((sequence, chunk_tokens))
             step.budget -= chunk_tokens
 
-    def _victim(self) -> _Sequence:
+    def _victim(self) -> EngineSequence:
         """Return the running request that gives up its blocks."""
         if self.settings.policy == "priority":
             return max(self._running, key=lambda each: each.urgency)
         return self._running[-1]
 
-    def _preempt(self, sequence: _Sequence, step: _Step) -> int:
+    def _preempt(self, sequence: EngineSequence, step: EngineStep) -> int:
         """Take the blocks of a running request, and its share of the step; return how many such shares it had."""
         self._running.remove(sequence)
         shares = [chunk for chunk in step.chunks if chunk[0] is sequence]
@@ -347,7 +282,7 @@ class SimulatedEngine:
         self._enqueue(sequence, again=True)
         return len(shares)
 
-    def _duration_s(self, step: _Step) -> float:
+    def _duration_s(self, step: EngineStep) -> float:
         speed = self.settings.speed
         prefill_tokens = kv_tokens = 0
         for sequence, chunk_tokens in step.chunks:
@@ -366,7 +301,7 @@ class SimulatedEngine:
         jitter = speed.jitter_ratio
         return self.settings.slow * duration_s * float(self._jitter.lognormal(-jitter * jitter / 2, jitter))
 
-    def _store(self, sequence: _Sequence, chunk_tokens: int) -> None:
+    def _store(self, sequence: EngineSequence, chunk_tokens: int) -> None:
         """Store a chunk in the KV cache, and register the blocks it filled."""
         block_size = self.pool.block_size
         first = sequence.computed // block_size
@@ -378,7 +313,7 @@ class SimulatedEngine:
         for block in range(first, full):
             self.pool.register(sequence.blocks[block], sequence.chain[block])
 
-    def _next_token(self, sequence: _Sequence, now_ns: int) -> TokenOutput:
+    def _next_token(self, sequence: EngineSequence, now_ns: int) -> TokenOutput:
         request = sequence.request
         eos_chance = 0.0 if request.ignore_eos else self.settings.eos_chance
         token_id = reply_token(sequence.key, sequence.output_tokens, eos_chance=eos_chance)
@@ -403,69 +338,8 @@ class SimulatedEngine:
             finish_reason=finish_reason,
         )
 
-    def _finish(self, sequence: _Sequence, now_ns: int, finish_reason: str) -> RequestRecord:
+    def _finish(self, sequence: EngineSequence, now_ns: int, finish_reason: str) -> RequestRecord:
         del self._live[sequence.number]
         self._running.remove(sequence)
         self.pool.release(sequence.blocks)
-        return _record(sequence, now_ns, finish_reason)
-
-
-def _work(step: _Step) -> tuple[PrefillWork, int]:
-    """Return a step's prefill work, and the tokens that its sequences then hold.
-
-    The step's tokens are not stored yet.
-    """
-    chunks = [(sequence, tokens) for sequence, tokens in step.chunks if sequence.is_prefill(tokens)]
-    prefill = PrefillWork(
-        requests=len(chunks),
-        computed_tokens=sum(tokens for _, tokens in chunks),
-        cached_tokens=step.cached,
-        fresh_computed_tokens=sum(sequence.reach(sequence.computed + tokens) for sequence, tokens in chunks),
-        fresh_cached_tokens=step.fresh_cached,
-    )
-    return prefill, sum(sequence.computed + tokens for sequence, tokens in step.chunks)
-
-
-def _admission(sequence: _Sequence, now_ns: int) -> RequestScheduled:
-    return RequestScheduled(
-        queue_ns=now_ns - sequence.queued_ns,
-        prompt_tokens=len(sequence.request.prompt_token_ids),
-        cached_tokens=sequence.cached_tokens,
-    )
-
-
-def _first_token(sequence: _Sequence, now_ns: int) -> PrefillCompleted:
-    return PrefillCompleted(
-        ttft_ns=now_ns - sequence.arrival_ns,
-        prefill_ns=now_ns - sequence.scheduled_ns,
-        streamed=sequence.request.streamed,
-        role=sequence.request.role,
-        prompt_tokens=len(sequence.request.prompt_token_ids),
-        cached_tokens=sequence.cached_tokens,
-    )
-
-
-def _record(sequence: _Sequence, finished_ns: int, finish_reason: str) -> RequestRecord:
-    return RequestRecord(
-        request_id=sequence.request.request_id,
-        arrival_ns=sequence.arrival_ns,
-        dispatched_ns=sequence.dispatched_ns,
-        queued_ns=sequence.queued_ns,
-        scheduled_ns=sequence.scheduled_ns,
-        first_token_ns=sequence.first_token_ns,
-        finished_ns=finished_ns,
-        prompt_tokens=len(sequence.request.prompt_token_ids),
-        cached_tokens=sequence.cached_tokens,
-        output_tokens=sequence.output_tokens,
-        max_tokens=sequence.request.max_tokens,
-        finish_reason=finish_reason,
-        preemptions=sequence.preemptions,
-        lost_tokens=sequence.lost_tokens,
-        later_wait_ns=sequence.later_wait_ns,
-        streamed=sequence.request.streamed,
-        traceparent=sequence.request.traceparent,
-        client_id=sequence.request.client_id,
-        role=sequence.request.role,
-        samples=sequence.request.samples,
-        steps=tuple(sequence.steps),
-    )
+        return record_of(sequence, now_ns, finish_reason)
