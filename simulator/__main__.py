@@ -13,6 +13,7 @@ import contextlib
 import gc
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,13 +24,16 @@ import msgspec
 
 from sidelight.rundir.access import connection_problem
 from sidelight.rundir.files import open_private
+from sidelight.simulator.router import routing
 from sidelight.simulator.server import serve
 from sidelight.simulator.settings import (
     ENGINES,
+    KV_ROLES,
     POLICIES,
     PROFILES,
     EngineSettings,
     GatewaySettings,
+    RouterSettings,
     SettingsError,
     SimulatorSettings,
     speed_profile,
@@ -40,8 +44,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m sidel
     """Run with these command-line arguments and return the exit code. If None, with those of the process."""
     options = _parser(prog).parse_args(arguments)
     try:
-        settings = _settings(options)
-        for option, path in (("--truth", settings.truth), ("--truth-steps", settings.truth_steps)):
+        settings = _settings(options) if options.router is None else _router(options)
+        for option, path in (("--truth", options.truth), ("--truth-steps", options.truth_steps)):
             if path is not None:
                 _create(option, path)
     except SettingsError as error:
@@ -99,6 +103,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--max-model-len", type=int, default=limits.max_model_len, help="most prompt and output tokens of a request")
     add("--kv-blocks", type=int, default=limits.kv_blocks, help=f"KV cache, in blocks of {limits.block_size} tokens")
     _add_behaviour(parser)
+    _add_pair(parser)
     add("--no-tokenize", action="store_true", help="do not serve /tokenize and /detokenize")
     add("--exit-on-eof", action="store_true", help="stop when standard input ends")
     return parser
@@ -119,6 +124,55 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     add("--guard-output", default="", metavar="N:MS", help="an output guardrail: holds N tokens back to look at for MS")
     add("--guard-refuse", type=float, default=gateway.refuse_ratio, metavar="RATIO", help="share of prompts refused")
     add("--truth-steps", type=Path, default=None, metavar="FILE", help="append each step of the engine to this file")
+
+
+def _add_pair(parser: argparse.ArgumentParser) -> None:
+    """Add options for two engines that share requests, and the router before them."""
+    add = parser.add_argument
+    add("--role", default="", help=f"part in requests that two engines share: {', '.join(KV_ROLES)}")
+    add(
+        "--kv-transfer",
+        default="5ms",
+        metavar="LATENCY[+BANDWIDTH]",
+        help="time to load a prompt's KV cache with --role decode, as in 5ms+10GB/s; a token has 128 KiB",
+    )
+    add(
+        "--router",
+        nargs=2,
+        metavar=("PREFILL_URL", "DECODE_URL"),
+        help="no engine, but the router before two engines with these roles",
+    )
+    add("--hold", default="0ms", metavar="TIME", help="time that the router holds a request between the two engines")
+
+
+def _router(options: argparse.Namespace) -> RouterSettings:
+    """Return the router that the options state. Raises SettingsError."""
+    prefill_url, decode_url = (url.rstrip("/") for url in options.router)
+    return RouterSettings(
+        prefill_url=prefill_url,
+        decode_url=decode_url,
+        hold_s=_seconds("--hold", options.hold),
+        host=options.host,
+        port=options.port,
+        truth=options.truth,
+    )
+
+
+def _seconds(option: str, text: str) -> float:
+    """Return an option's time in seconds. Raises SettingsError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text)
+    if match is None:
+        raise SettingsError(f"{option} {text}: write a time with its unit, as in 20ms or 1.5s")
+    return float(match[1]) / {"ms": 1e3, "s": 1.0}[match[2]]
+
+
+def _bytes_per_s(text: str) -> float:
+    """Return the bandwidth of a KV transfer, infinite where none is stated. Raises SettingsError."""
+    _, is_stated, rate = text.partition("+")
+    bytes_per_s = 1e9 * _number("--kv-transfer", rate.removesuffix("GB/s"), "5ms+10GB/s") if is_stated else math.inf
+    if bytes_per_s <= 0:
+        raise SettingsError(f"--kv-transfer {text}: the bandwidth must be above 0, as in 5ms+10GB/s")
+    return bytes_per_s
 
 
 def _gateway(options: argparse.Namespace) -> GatewaySettings:
@@ -177,6 +231,9 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
             slow=options.slow,
             drift_per_h=_drift(options.drift),
             oom_at=options.oom_at,
+            kv_role=options.role,
+            kv_latency_s=_seconds("--kv-transfer", options.kv_transfer.partition("+")[0]),
+            kv_bytes_per_s=_bytes_per_s(options.kv_transfer),
         ),
         gateway=_gateway(options),
         oom_exits=options.oom_exits,
@@ -191,10 +248,17 @@ def _create(option: str, path: Path) -> None:
         raise SettingsError(f"{option} {path}: cannot be written: {error.strerror}") from None
 
 
-async def _run(settings: SimulatorSettings, *, exit_on_eof: bool) -> None:
+async def _route(settings: RouterSettings) -> None:
+    async with routing(settings) as url:
+        _announce(url, "")
+        await asyncio.Event().wait()
+
+
+async def _run(settings: SimulatorSettings | RouterSettings, *, exit_on_eof: bool) -> None:
     """Serve until a signal or, if asked for, the end of standard input."""
     loop = asyncio.get_running_loop()
-    serving = asyncio.create_task(serve(settings, _announce))
+    running = _route(settings) if isinstance(settings, RouterSettings) else serve(settings, _announce)
+    serving = asyncio.create_task(running)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, serving.cancel)
     if exit_on_eof:

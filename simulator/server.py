@@ -37,7 +37,17 @@ from sidelight.simulator.api.requests import (
 )
 from sidelight.simulator.api.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
 from sidelight.simulator.api.samples import several
-from sidelight.simulator.api.service import SERVICE, Service, answering, reply_id, said, streamed, submitted, whole
+from sidelight.simulator.api.service import (
+    SERVICE,
+    Service,
+    answering,
+    reply_id,
+    said,
+    streamed,
+    submitted,
+    url_of,
+    whole,
+)
 from sidelight.simulator.engine.driver import EngineDriver, EngineStoppedError, anchored_clock
 from sidelight.simulator.engine.history import RequestRecord, StepOutcome, TokenOutput
 from sidelight.simulator.engine.scheduler import SimulatedEngine
@@ -91,7 +101,7 @@ async def running(
             from sidelight.simulator.telemetry.spans import SpanExporter  # noqa: PLC0415  # heavy, and seldom wanted
 
             spans = await logs.enter_async_context(SpanExporter(settings.otlp_target, settings))
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors_as_json])
         service = app[SERVICE] = _service(settings, log, spans)
         app.add_routes(_routes(settings))
         # A client that goes away cancels its handler, and so aborts its request.
@@ -108,8 +118,8 @@ async def running(
                     from sidelight.simulator.api import grpc as grpc_server  # noqa: PLC0415  # as above
 
                     served = grpc_server.serving(service, settings.host, settings.grpc_port)
-                    on_grpc(_url(settings.host, await stack.enter_async_context(served)))
-                yield _url(settings.host, runner.addresses[0][1])
+                    on_grpc(url_of(settings.host, await stack.enter_async_context(served)))
+                yield url_of(settings.host, runner.addresses[0][1])
             finally:
                 stepping.cancel()
                 await asyncio.wait([stepping])
@@ -151,11 +161,6 @@ def _service(settings: SimulatorSettings, log: TruthLog, spans: SpanExporter | N
     )
 
 
-def _url(host: str, port: int) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  named, not bound
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
 def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     routes = [
         web.post("/v1/chat/completions", partial(_generate, chat=True)),
@@ -187,9 +192,10 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
 
 
 @web.middleware
-async def _errors_as_json(
+async def errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
+    """Answer with the error as vLLM does."""
     try:
         return await handler(request)
     except RefusedError as error:
@@ -235,7 +241,11 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
             return await streamed(request, stream, kind, events=events, failed=_stream_failed, late_head=late)
         outputs, record = await whole(stream)
     timed = record if settings.per_request_metrics else None
-    return said(msgspec.Raw(whole_reply(info, outputs, chat=chat, record=timed)))
+    reply = whole_reply(info, outputs, chat=chat, record=timed)
+    if generation.remote_decode:
+        moved = {"do_remote_prefill": True, "do_remote_decode": False, "remote_num_tokens": info.prompt_tokens}
+        reply = reply[:-1] + b',"kv_transfer_params":%b}' % msgspec.json.encode(moved)
+    return said(msgspec.Raw(reply))
 
 
 def _stream_failed(message: str) -> bytes:

@@ -5,6 +5,7 @@ Every value is checked where the record is made, so that nothing behind it has t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +13,9 @@ from urllib.parse import urlsplit
 
 ENGINES = ("vllm", "sglang", "trtllm")
 POLICIES = ("fcfs", "shortest-first", "priority")
+KV_ROLES = ("prefill", "decode")
+#: A token's keys and values, as of Llama 3 8B: 32 layers, 8 heads of 128 numbers of 2 bytes.
+KV_TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
 
 
 class SettingsError(ValueError):
@@ -63,6 +67,9 @@ class EngineSettings:
     `policy` is the order in which waiting requests are scheduled: as they came, the shortest prompt first, or, as vLLM
     has it, the lowest priority first. All steps take `slow` times as long, and `drift_per_h` more an hour. With
     `oom_at` sequences in a step the engine runs out of memory, and loses what it has.
+
+    `kv_role` is prefill or decode where two engines share requests, "" of an engine alone. The decode engine loads the
+    KV cache of a prompt in `kv_latency_s` and KV_TOKEN_BYTES a token at `kv_bytes_per_s`, each load by itself.
     """
 
     max_num_seqs: int = 16
@@ -78,6 +85,9 @@ class EngineSettings:
     slow: float = 1.0
     drift_per_h: float = 0.0
     oom_at: int | None = None
+    kv_role: str = ""
+    kv_latency_s: float = 0.005
+    kv_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         """Raise SettingsError for limits under which some request could never run."""
@@ -107,6 +117,8 @@ class EngineSettings:
             raise SettingsError(f"--drift {100 * self.drift_per_h:g}%/h: must be from -90%/h to 10000%/h")
         if self.oom_at is not None and self.oom_at < 1:
             raise SettingsError(f"--oom-at {self.oom_at}: must be 1 or more")
+        if self.kv_role and self.kv_role not in KV_ROLES:
+            raise SettingsError(_unknown("--role", self.kv_role, KV_ROLES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +194,9 @@ class SimulatorSettings:
             raise SettingsError(f"--perf-metrics {self.perf_metrics_max_requests}: must be 0 or more")
         if self.oom_exits and self.engine_settings.oom_at is None:
             raise SettingsError("--oom-exits: needs --oom-at N, the sequences at which memory runs out")
+        if self.engine_settings.kv_role and self.engine != "vllm":
+            role = self.engine_settings.kv_role
+            raise SettingsError(f"--role {role}: not with --engine {self.engine}; leave --engine out: vllm has roles")
         if not self.model:
             raise SettingsError("--model '': must not be empty")
         if self.otlp_endpoint and not self.otlp_target:
@@ -201,6 +216,27 @@ class SimulatorSettings:
         except ValueError:
             usable = False
         return parts.netloc if usable else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """A router between a prefill engine and a decode engine.
+
+    It holds a request for `hold_s` between the two. `truth` is the file that gets its stamps of each, or None.
+    """
+
+    prefill_url: str
+    decode_url: str
+    hold_s: float = 0.0
+    host: str = "127.0.0.1"
+    port: int = 0
+    truth: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for a URL that has no host."""
+        for url in (self.prefill_url, self.decode_url):
+            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+                raise SettingsError(f"--router {url}: must be the URL of an engine, as in http://127.0.0.1:8000")
 
 
 def _unknown(option: str, name: str, valid: dict[str, SpeedProfile] | tuple[str, ...]) -> str:

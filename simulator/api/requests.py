@@ -53,6 +53,13 @@ class ChatMessage(msgspec.Struct):
     content: str | list[ContentPart] | None = None
 
 
+class KvTransferParams(msgspec.Struct):
+    """The part of another engine in a request, as routers state it to vLLM: to decode it, or to have its prompt."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+
+
 class ChatRequest(msgspec.Struct):
     """The body of POST /v1/chat/completions."""
 
@@ -66,6 +73,7 @@ class ChatRequest(msgspec.Struct):
     n: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    kv_transfer_params: KvTransferParams | None = None
 
 
 class CompletionRequest(msgspec.Struct):
@@ -81,6 +89,7 @@ class CompletionRequest(msgspec.Struct):
     echo: bool | None = None
     priority: int = 0
     cache_salt: str | None = None
+    kv_transfer_params: KvTransferParams | None = None
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -112,6 +121,8 @@ class Generation:
     samples: int = 1
     priority: int = 0
     cache_salt: str = ""
+    remote_decode: bool = False
+    remote_prefill: bool = False
 
 
 def read(body: bytes, shape: type[_Model]) -> _Model:
@@ -145,6 +156,7 @@ def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> 
     if samples != 1 and not (settings.engine == "sglang" and request.stream and 1 < samples <= _MOST_SAMPLES):
         raise RefusedError(400, f"n must be 1 here, got {request.n}. (parameter=n, value={request.n})", param="n")
     _check_scheduling(request, settings)
+    role, transfer = settings.engine_settings.kv_role, request.kv_transfer_params or KvTransferParams()
     options = request.stream_options or StreamOptions()
     return Generation(
         prompt_token_ids=tuple(token_ids),
@@ -156,6 +168,8 @@ def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> 
         samples=samples,
         priority=request.priority,
         cache_salt=request.cache_salt or "",
+        remote_decode=role == "prefill" and transfer.do_remote_decode,
+        remote_prefill=role == "decode" and transfer.do_remote_prefill,
     )
 
 

@@ -58,6 +58,12 @@ def reply_id(service: Service, prefix: str, client_id: str) -> str:
     return uuid.uuid4().hex if service.settings.engine == "sglang" else f"{prefix}-{client_id or uuid.uuid4().hex}"
 
 
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a server that listens there, with an address to reach it."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  named, not bound
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
 @asynccontextmanager
 async def submitted(
     service: Service,
@@ -85,6 +91,7 @@ async def submitted(
         samples=generation.samples,
         priority=generation.priority,
         cache_salt=generation.cache_salt,
+        remote_prefill=generation.remote_prefill,
     )
     info = ReplyInfo(
         response_id=response_id,

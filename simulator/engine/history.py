@@ -5,7 +5,7 @@ All stamps are int64 nanoseconds of whatever clock drives the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 #: What a reply says that ends with an engine which ran out of memory.
@@ -24,7 +24,8 @@ class EngineRequest:
     `max_tokens` is at least 1. `traceparent` is the header of that name as it came, empty for none; `client_id` the
     client's own id where replies do not carry it. `samples` is the number of replies to the prompt that the client
     wants, and this is one of them. The lower `priority`, the sooner it is scheduled, where priorities count. Only
-    requests of the same `cache_salt` share cached prefixes.
+    requests of the same `cache_salt` share cached prefixes. With `remote_prefill` another engine computed the prompt,
+    and what it has of it is loaded.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class EngineRequest:
     samples: int = 1
     priority: int = 0
     cache_salt: str = ""
+    remote_prefill: bool = False
 
 
 class StepTimes(NamedTuple):
@@ -57,7 +59,8 @@ class RequestRecord:
     came first. `later_wait_ns` is what it waited for its next scheduling after it gave up its blocks. `cached_tokens`
     are the prompt tokens found in the prefix cache at that first time. `finish_reason` is "stop", "length", "abort" or,
     of an engine that ran out of memory, "error". `lost_tokens` were in the KV cache when it was preempted, all
-    `preemptions` together. `steps` are kept only by an engine that was asked for them.
+    `preemptions` together. From `load_ns` to `loaded_ns` the last `loaded_tokens` of the prompt were loaded from
+    another engine; -1 without. `steps` are kept only by an engine that was asked for them.
     """
 
     request_id: str
@@ -80,6 +83,9 @@ class RequestRecord:
     client_id: str = ""
     role: Role = "request"
     samples: int = 1
+    load_ns: int = -1
+    loaded_ns: int = -1
+    loaded_tokens: int = 0
     steps: tuple[StepTimes, ...] = ()
 
     @property
@@ -133,13 +139,14 @@ class TokenOutput(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillCompleted:
     """A prefill was completed: the time since arrival and since it was first scheduled, the prompt's length and how
-    much of it was cached.
+    much of it was cached, and loaded from another engine.
     """
 
     ttft_ns: int
     prefill_ns: int
     prompt_tokens: int
     cached_tokens: int
+    loaded_tokens: int = 0
     streamed: bool = True
     role: Role = "request"
 
@@ -178,6 +185,18 @@ class PrefillWork:
     fresh_cached_tokens: int
 
 
+class KvFetch(NamedTuple):
+    """Requests that load their KV cache, by vLLM's names of the stages, after a step.
+
+    `load_s` are the durations of the loads that ended since the step before.
+    """
+
+    waiting_to_start: int = 0
+    in_progress: int = 0
+    completed_waiting: int = 0
+    load_s: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """The work of one step, and the state of the engine after it.
@@ -186,7 +205,7 @@ class StepOutcome:
     to the queue of each request taken in, `chunk_ns` the time of each chunk that left its prefill unfinished;
     `decode_requests` had one token each; `kv_tokens` are those of the sequences in the step. Unused blocks that still
     hold a known prefix are `evictable_blocks`. `lost` are the requests, by number, that ended with an engine without
-    memory.
+    memory. A step that computes for no request waits for loads of `kv_fetch`.
     """
 
     begin_ns: int
@@ -206,6 +225,7 @@ class StepOutcome:
     running: int
     waiting: int
     lost: tuple[tuple[int, RequestRecord], ...] = ()
+    kv_fetch: KvFetch = field(default_factory=KvFetch)
 
     @property
     def kind(self) -> StepKind:

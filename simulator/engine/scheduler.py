@@ -7,7 +7,8 @@ gives the tokens of that step. What happens in between waits for the next step.
 The rules are those of vLLM's V1 scheduler: first come, first served, unless another policy is set; one token budget a
 step, of which decodes and half-done prefills are served before new requests; KV blocks are taken as they are needed;
 when they run out, the request that was admitted last, or with priorities the least urgent, gives up its blocks and
-computes them again later.
+computes them again later. KV caches are loaded from another engine as vLLM does it asynchronously: the load begins
+where the request could have been scheduled, with the blocks of its whole prompt, and others go on meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from sidelight.simulator.engine.blocks import BlockPool, cache_root, extend_chain
 from sidelight.simulator.engine.history import (
     EngineRequest,
+    KvFetch,
     PrefillCompleted,
     RequestRecord,
     Retraction,
@@ -37,10 +39,12 @@ from sidelight.simulator.engine.sequences import (
     record_of,
 )
 from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE
-from sidelight.simulator.settings import EngineSettings
+from sidelight.simulator.settings import KV_TOKEN_BYTES, EngineSettings
 
 _HOUR_NS = 3600 * 10**9
 _NO_LIMIT = 1 << 62
+#: The most that a step takes which only waits for loads.
+_POLL_S = 2e-3
 
 
 class SimulatedEngine:
@@ -61,6 +65,8 @@ class SimulatedEngine:
         self._live: dict[int, EngineSequence] = {}
         self._arrived: deque[EngineSequence] = deque()
         self._waiting: deque[EngineSequence] = deque()
+        self._loading: list[EngineSequence] = []
+        self._loaded: list[EngineSequence] = []
         self._running: list[EngineSequence] = []
         self._step: EngineStep | None = None
         self._start_ns = start_ns
@@ -99,7 +105,7 @@ class SimulatedEngine:
         sequence = self._live.pop(number, None)
         if sequence is None:
             return None
-        for queue in (self._arrived, self._waiting, self._running):
+        for queue in (self._arrived, self._waiting, self._loading, self._loaded, self._running):
             if sequence in queue:
                 queue.remove(sequence)
         self.pool.release(sequence.blocks)
@@ -132,12 +138,16 @@ class SimulatedEngine:
             sequence.queued_ns = now_ns
             step.intake_ns.append(now_ns - sequence.arrival_ns)
             self._enqueue(sequence)
+        self._end_loads(step, now_ns)
         self._schedule_running(step)
         if not step.retractions:
             self._schedule_waiting(step, now_ns)
-        if not step.chunks:
+        if not (step.chunks or self._loading or self._loaded):
             return None
         self._step = step
+        if not step.chunks:
+            next_s = min((sequence.loaded_ns - now_ns for sequence in self._loading), default=0) / 1e9
+            return min(max(next_s, 1e-4), _POLL_S)
         return self._duration_s(step)
 
     def finish_step(self, now_ns: int) -> StepOutcome:
@@ -171,6 +181,7 @@ class SimulatedEngine:
             tokens.append(output)
             if output.finish_reason is not None:
                 finished.append(self._finish(sequence, now_ns, output.finish_reason))
+        self._end_loads(step, now_ns)
         return StepOutcome(
             begin_ns=step.begin_ns,
             at_ns=now_ns,
@@ -187,8 +198,17 @@ class SimulatedEngine:
             first_tokens=tuple(first_tokens),
             finished=tuple(finished),
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._loading) + len(self._loaded),
             lost=lost,
+            kv_fetch=self._kv_fetch(step),
+        )
+
+    def _kv_fetch(self, step: EngineStep) -> KvFetch:
+        return KvFetch(
+            waiting_to_start=sum(_is_to_load(sequence) for sequence in self._waiting),
+            in_progress=len(self._loading),
+            completed_waiting=len(self._loaded),
+            load_s=tuple(step.load_s),
         )
 
     def _lose_all(self, now_ns: int) -> tuple[tuple[int, RequestRecord], ...]:
@@ -196,7 +216,7 @@ class SimulatedEngine:
         lost = tuple((number, record_of(sequence, now_ns, "error")) for number, sequence in self._live.items())
         for sequence in self._live.values():
             self.pool.release(sequence.blocks)
-        for queue in (self._live, self._arrived, self._waiting, self._running):
+        for queue in (self._live, self._arrived, self._waiting, self._loading, self._loaded, self._running):
             queue.clear()
         self.pool.forget()
         return lost
@@ -234,30 +254,56 @@ class SimulatedEngine:
                 at += 1
 
     def _schedule_waiting(self, step: EngineStep, now_ns: int) -> None:
-        """Admit waiting requests in order while seats, budget and blocks last."""
+        """Admit waiting requests in order while seats, budget and blocks last.
+
+        Those whose loads have ended come first.
+        """
+        while self._loaded and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
+            self._admit(self._loaded.pop(0), step, now_ns)
         while self._waiting and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
             sequence = self._waiting[0]
             # The last token is always computed: its result is the next token.
             usable = (len(sequence.token_ids) - 1) // self.pool.block_size
             shared = self.pool.match(sequence.chain[:usable]) if self.settings.prefix_caching else []
             cached = len(shared) * self.pool.block_size
-            chunk_tokens = min(len(sequence.token_ids) - cached, step.budget)
-            blocks = self.pool.take(shared, cached + chunk_tokens)
+            tokens = len(sequence.token_ids) - cached
+            blocks = self.pool.take(shared, cached + (tokens if _is_to_load(sequence) else min(tokens, step.budget)))
             if blocks is None:
                 return
-            self._running.append(self._waiting.popleft())
+            self._waiting.popleft()
             sequence.blocks = blocks
             sequence.computed = cached
             if sequence.scheduled_ns < 0:
-                sequence.scheduled_ns = now_ns
                 sequence.cached_tokens = cached
-                step.admissions.append(admission_of(sequence, now_ns))
-            else:
-                sequence.later_wait_ns += now_ns - sequence.retracted_ns
             step.cached += cached
-            step.fresh_cached += sequence.reach(cached)
-            step.chunks.append((sequence, chunk_tokens))
-            step.budget -= chunk_tokens
+            if _is_to_load(sequence):
+                load_s = self.settings.kv_latency_s + tokens * KV_TOKEN_BYTES / self.settings.kv_bytes_per_s
+                sequence.load_ns, sequence.loaded_ns = now_ns, now_ns + round(load_s * 1e9)
+                sequence.loaded_tokens = tokens
+                self._loading.append(sequence)
+            else:
+                self._admit(sequence, step, now_ns)
+
+    def _admit(self, sequence: EngineSequence, step: EngineStep, now_ns: int) -> None:
+        """Add a request with its blocks to the running ones and to the step."""
+        self._running.append(sequence)
+        if sequence.scheduled_ns < 0:
+            sequence.scheduled_ns = now_ns
+            step.admissions.append(admission_of(sequence, now_ns))
+        else:
+            sequence.later_wait_ns += now_ns - sequence.retracted_ns
+        step.fresh_cached += sequence.reach(sequence.computed)
+        chunk_tokens = min(len(sequence.token_ids) - sequence.computed, step.budget)
+        step.chunks.append((sequence, chunk_tokens))
+        step.budget -= chunk_tokens
+
+    def _end_loads(self, step: EngineStep, now_ns: int) -> None:
+        """Store loaded prompts, but for the last token: it is computed, since its result is the next one."""
+        for sequence in [each for each in self._loading if each.loaded_ns <= now_ns]:
+            self._loading.remove(sequence)
+            self._loaded.append(sequence)
+            self._store(sequence, len(sequence.token_ids) - 1 - sequence.computed)
+            step.load_s.append((sequence.loaded_ns - sequence.load_ns) / 1e9)
 
     def _victim(self) -> EngineSequence:
         """Return the running request that gives up its blocks."""
@@ -343,3 +389,8 @@ class SimulatedEngine:
         self._running.remove(sequence)
         self.pool.release(sequence.blocks)
         return record_of(sequence, now_ns, finish_reason)
+
+
+def _is_to_load(sequence: EngineSequence) -> bool:
+    """Return whether a request's prompt is to be loaded: once, since what is lost of it later is computed again."""
+    return sequence.request.remote_prefill and sequence.load_ns < 0

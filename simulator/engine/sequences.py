@@ -1,4 +1,4 @@
-"""The engine's own state of its requests and of the step in flight, and what is reported of them."""
+"""The engine's own state of its requests and of its step, and reports of them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ class EngineSequence:
     later_wait_ns: int = 0
     prefilled: int = 0
     is_abandoned: bool = False
+    load_ns: int = -1
+    loaded_ns: int = -1
+    loaded_tokens: int = 0
     steps: list[StepTimes] = field(default_factory=list)
 
     @property
@@ -83,6 +86,7 @@ class EngineStep:
     retractions: list[Retraction] = field(default_factory=list)
     cached: int = 0
     fresh_cached: int = 0
+    load_s: list[float] = field(default_factory=list)
 
 
 def prefill_work(step: EngineStep) -> tuple[PrefillWork, int]:
@@ -115,6 +119,7 @@ def completion_of(sequence: EngineSequence, now_ns: int) -> PrefillCompleted:
         prefill_ns=now_ns - sequence.scheduled_ns,
         streamed=sequence.request.streamed,
         role=sequence.request.role,
+        loaded_tokens=sequence.loaded_tokens,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
     )
@@ -142,5 +147,8 @@ def record_of(sequence: EngineSequence, finished_ns: int, finish_reason: str) ->
         client_id=sequence.request.client_id,
         role=sequence.request.role,
         samples=sequence.request.samples,
+        load_ns=sequence.load_ns,
+        loaded_ns=sequence.loaded_ns,
+        loaded_tokens=sequence.loaded_tokens,
         steps=tuple(sequence.steps),
     )

@@ -136,9 +136,15 @@ def export(records: tuple[RequestRecord, ...], settings: SimulatorSettings) -> E
         scope.scope.name = _SCOPES[settings.engine]
         resource = request.resource_spans.add()
         named = {"service.instance.id": instance} if instance else {}
-        describe(resource.resource, {"service.name": _SERVICES[settings.engine], **named})
+        describe(resource.resource, {"service.name": _SERVICES[settings.engine], **named, **_stated_attributes()})
         resource.scope_spans.append(scope)
     return request
+
+
+def _stated_attributes() -> dict[str, str]:
+    """Return the attributes of the resource that the environment states, as OpenTelemetry's SDK has them."""
+    pairs = (pair.partition("=") for pair in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs if value}
 
 
 def _context(record: RequestRecord, engine: str) -> tuple[bytes, bytes] | None:
@@ -161,7 +167,9 @@ def _spans(
         yield from sglang_spans.spans_of(record, trace_id, parent_id, settings.model)
     else:
         attributes = (_vllm if settings.engine == "vllm" else _trtllm)(record)
-        yield "", span(record, "llm_request", trace_id, parent_id, attributes | latencies(record))
+        role = settings.engine_settings.kv_role
+        instance = f"{role}-{os.getpid()}" if role else ""  # two engines have two clocks
+        yield instance, span(record, "llm_request", trace_id, parent_id, attributes | latencies(record))
 
 
 def _vllm(record: RequestRecord) -> dict[str, Value]:

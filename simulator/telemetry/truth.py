@@ -30,7 +30,7 @@ class TruthLog:
     def __init__(self, path: Path | None, steps_path: Path | None = None) -> None:
         """Open the files to append to them. Raises OSError."""
         self.records: deque[RequestRecord] = deque(maxlen=KEPT_RECORDS)
-        self._file, self._steps = _opened(path), _opened(steps_path)
+        self._file, self._steps = opened(path), opened(steps_path)
 
     def __enter__(self) -> Self:
         return self
@@ -41,7 +41,7 @@ class TruthLog:
                 file.close()
 
     def add_step(self, outcome: StepOutcome) -> None:
-        if self._steps is not None:
+        if self._steps is not None and (outcome.prefill.requests or outcome.decode_requests):
             self._steps.write(step_line(outcome))
 
     def add(self, record: RequestRecord) -> None:
@@ -50,7 +50,8 @@ class TruthLog:
             self._file.write(line(record))
 
 
-def _opened(path: Path | None) -> TextIO | None:
+def opened(path: Path | None) -> TextIO | None:
+    """Return a truth file, opened to append to it; None without one. Raises OSError."""
     if path is None:
         return None
     # Line-buffered: a killed simulator leaves every finished record on disk.
@@ -90,4 +91,6 @@ def line(record: RequestRecord) -> str:
         "recovered": record.recovered,
         "role": record.role,
     }
+    if record.load_ns >= 0:
+        fields |= {name: getattr(record, name) for name in ("load_ns", "loaded_ns", "loaded_tokens")}
     return msgspec.json.encode(fields).decode() + "\n"

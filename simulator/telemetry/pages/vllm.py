@@ -97,6 +97,21 @@ _SPLIT_COUNTERS = {
         ("stop", "length", "abort", "error", "repetition"),
     ),
 }
+# What an engine with a role shows besides, and of these the one that loads KV caches.
+_PAIR_HISTOGRAMS = {
+    "nixl_xfer_time_seconds": (
+        "Histogram of transfer duration for NIXL KV Cache transfers.",
+        (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5),
+    )
+}
+_PAIR_COUNTERS = {
+    "prompt_tokens_cached_by_source": (
+        "Prefix-cache hit tokens by the cache tier that supplied them.",
+        "source",
+        ("device", "host", "p2p", "disk", "external_unspecified"),
+    )
+}
+_KV_STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
 _LABELS = ("model_name", "engine")
 
 
@@ -137,16 +152,21 @@ class VllmPage:
             (*_LABELS, "reason"),
             registry=self.registry,
         )
-        self._waiting_for_capacity = reasons.labels(*labels, "capacity")
-        by_reason = [self._waiting_for_capacity, reasons.labels(*labels, "deferred")]
+        self._by_reason = [reasons.labels(*labels, reason) for reason in ("capacity", "deferred")]
+        self._by_stage: list[Gauge] = []
+        if settings.kv_role == "decode":
+            text = "Number of waiting requests by async KV load stage."
+            stages = Gauge("vllm:num_requests_kv_fetch_by_stage", text, (*_LABELS, "stage"), registry=self.registry)
+            self._by_stage = [stages.labels(*labels, stage) for stage in _KV_STAGES]
         self._counters = {
             name: Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
             for name, text in _COUNTERS.items()
         }
         # The series of each family, in the order of the page.
-        self._families: list[list[Any]] = [*([gauge] for gauge in self._gauges.values()), by_reason]
+        self._families: list[list[Any]] = [*([gauge] for gauge in self._gauges.values()), self._by_reason]
+        self._families.append(self._by_stage)
         self._families += [[counter] for counter in self._counters.values()]
-        for name, (text, label, values) in _SPLIT_COUNTERS.items():
+        for name, (text, label, values) in (_SPLIT_COUNTERS | (_PAIR_COUNTERS if settings.kv_role else {})).items():
             family = Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self.registry)
             series = {f"{name}:{value}": family.labels(*labels, value) for value in values}
             self._counters |= series
@@ -156,7 +176,7 @@ class VllmPage:
             name: Histogram(f"vllm:{name}", text, _LABELS, buckets=bounds or sizes, registry=self.registry).labels(
                 *labels
             )
-            for name, (text, bounds) in _HISTOGRAMS.items()
+            for name, (text, bounds) in (_HISTOGRAMS | (_PAIR_HISTOGRAMS if settings.kv_role else {})).items()
         }
         self._families += [[histogram] for histogram in self._histograms.values()]
         self._families.append([_show_cache_config(settings, self.registry)])
@@ -177,7 +197,11 @@ class VllmPage:
             self._gauges["num_requests_running"].set(state.running)
             self._gauges["num_requests_waiting"].set(state.waiting)
             self._gauges["kv_cache_usage_perc"].set(state.used_blocks / self._blocks)
-            self._waiting_for_capacity.set(state.waiting)
+            deferred = state.kv_fetch.in_progress + state.kv_fetch.completed_waiting
+            self._by_reason[0].set(state.waiting - deferred)
+            self._by_reason[1].set(deferred)
+            for stage, requests in zip(self._by_stage, state.kv_fetch[:3], strict=False):
+                stage.set(requests)
         texts = map(_number_text, chain.from_iterable(map(_numbers, self._families)))
         lines = [f"{head}{text}\n" for head, text in zip(self._heads, texts, strict=True)]
         return generate_latest(self._process) + "".join(lines).encode(), CONTENT_TYPE
@@ -190,7 +214,9 @@ class VllmPage:
         self._counters["num_preemptions"].inc(len(outcome.retractions))
         # vLLM makes no iteration statistics for a step without output (a chunk in the middle of a prefill).
         if outcome.tokens:
-            computed = sum(first.prompt_tokens - first.cached_tokens for first in outcome.first_tokens)
+            computed = sum(
+                first.prompt_tokens - first.cached_tokens - first.loaded_tokens for first in outcome.first_tokens
+            )
             self._histograms["iteration_tokens_total"].observe(computed + len(outcome.tokens))
             self._counters["generation_tokens"].inc(len(outcome.tokens))
         self._observe_first_tokens(outcome.first_tokens)
@@ -200,6 +226,8 @@ class VllmPage:
         for interval_ns, count in intervals.items():
             buckets[bisect_left(TOKEN_GAP_S, interval_ns / 1e9)].inc(count)
             total.inc(count * interval_ns / 1e9)
+        for load_s in outcome.kv_fetch.load_s:
+            self._histograms["nixl_xfer_time_seconds"].observe(load_s)
         for record in outcome.finished:
             self._observe_finish(record)
 
@@ -210,9 +238,13 @@ class VllmPage:
         for first in first_tokens:
             self._histograms["time_to_first_token_seconds"].observe(first.ttft_ns / 1e9)
             self._counters["prompt_tokens"].inc(first.prompt_tokens)
-            self._counters["prompt_tokens_cached"].inc(first.cached_tokens)
-            self._counters["prompt_tokens_by_source:local_compute"].inc(first.prompt_tokens - first.cached_tokens)
+            cached_tokens = first.cached_tokens + first.loaded_tokens
+            self._counters["prompt_tokens_cached"].inc(cached_tokens)
+            self._counters["prompt_tokens_by_source:local_compute"].inc(first.prompt_tokens - cached_tokens)
             self._counters["prompt_tokens_by_source:local_cache_hit"].inc(first.cached_tokens)
+            if first.loaded_tokens:
+                self._counters["prompt_tokens_by_source:external_kv_transfer"].inc(first.loaded_tokens)
+                self._counters["prompt_tokens_cached_by_source:p2p"].inc(first.loaded_tokens)
 
     def _observe_finish(self, record: RequestRecord) -> None:
         self._counters[f"request_success:{record.finish_reason}"].inc()
@@ -226,7 +258,7 @@ class VllmPage:
             "request_prompt_tokens": record.prompt_tokens,
             "request_generation_tokens": record.output_tokens,
             "request_max_num_generation_tokens": record.output_tokens,
-            "request_prefill_kv_computed_tokens": record.prompt_tokens - record.cached_tokens,
+            "request_prefill_kv_computed_tokens": record.prompt_tokens - record.cached_tokens - record.loaded_tokens,
             "request_num_preemptions": record.preemptions,
             "request_params_n": 1,
             "request_params_max_tokens": record.max_tokens,
