@@ -84,10 +84,10 @@ def panel_queries(dashboard: dict[str, Any]) -> tuple[PanelQuery, ...]:
 
 
 def substitute(expr: str, variables: Mapping[str, str] = VARIABLES) -> str:
-    """Put values in place of $variables, as Grafana does. Raises ValueError where one is left."""
+    """Put values in place of $variables, as Grafana does. Raises ValueError where one is left; `$1` is of a regexp."""
     for name in sorted(variables, key=len, reverse=True):
         expr = expr.replace(f"${{{name}}}", variables[name]).replace(f"${name}", variables[name])
-    if "$" in expr:
+    if re.search(r"\$(?!\d)", expr):
         raise ValueError(f"a variable without a value: {expr}")
     return expr
 

@@ -29,6 +29,7 @@ from test_watch import TRACE, watching
 from waiting import BOUND_S
 
 from sidelight.correlator.opening import open_run
+from sidelight.correlator.parts import SHARED_PARTS
 from sidelight.sidecar.cli.measuring import free_pair
 from sidelight.sidecar.formats import OPENMETRICS
 from sidelight.sidecar.report.derive import derive_run
@@ -241,6 +242,14 @@ NOTHING = {
         "Time in the gateway", "Requests in the gateway", "p99 of each part / gateway", "Mean TTFT by part / gateway",
         "TTFT by part / gateway", "Mean end-to-end time by part / gateway", "Change of each part's mean / gateway",
     },
+    "one engine does all of a request": {
+        f"{panel} / {part.label}"
+        for part in SHARED_PARTS
+        for panel in (
+            "p99 of each part", "Mean TTFT by part", "TTFT by part", "Mean end-to-end time by part",
+            "Change of each part's mean",
+        )
+    },
     "only SGLang tells it": {"p99 of each part / scheduler intake"},
     "no --slo": {"Objectives", "Limits and values"},
     "a single class": {"Classes"},
@@ -252,7 +261,9 @@ NOTHING = {
         "Queue and prefill without a client's span",
     },
 }  # fmt: skip
-IN_NO_RUN = NOTHING["there is no gateway"] | NOTHING["only SGLang tells it"]
+IN_NO_RUN = set[str]().union(
+    *(NOTHING[why] for why in ("there is no gateway", "one engine does all of a request", "only SGLang tells it"))
+)
 
 
 def unexpected(shown: Shown, *reasons: str) -> set[str]:
