@@ -29,6 +29,7 @@ from sidelight.scraper.window.window import Window
 
 LEAST_COVERED = 0.95
 NORMAL_95 = 1.645
+_ALIKE = 0.02
 NO_SERVER = "no server offers queue and prefill times"
 # Each observed once of every request that is served.
 _ONCE = {"queue_time": "queue", "prefill_time": "prefill", "ttft": "TTFT", "e2e_latency": "end-to-end"}
@@ -107,7 +108,7 @@ class ServerMeans:
     The client's mean, in s, is of its requests that ended in the window. `ratio` is server over client requests: above
     1 the server finished requests that are not ours. Where there are no means, `missing` says why, and they are None.
     `outside_s` is what passed outside the server, and `proof` says why its sums are those of the client's requests:
-    both only where that follows from its counts (`drained_means`).
+    both only where that follows from its counts (`drained_means`). The last two are of a decode pool.
     """
 
     client_requests: int
@@ -119,6 +120,8 @@ class ServerMeans:
     missing: str | None
     outside_s: float | None = None
     proof: str = ""
+    decode_queue_s: float | None = None
+    first_step_s: float | None = None
 
 
 def server_means(
@@ -128,6 +131,7 @@ def server_means(
     window: Window,
     *,
     no_server: str = "",
+    decoding: Sequence[Observed] = (),
 ) -> ServerMeans:
     """Average the servers' times and the clients' waits over a window.
 
@@ -135,6 +139,7 @@ def server_means(
     each endpoint. Server sums run from the last scrape at or before the window's start to the last scrape: what settles
     after its end is of requests that ended before. Where scrapes began later or ended earlier, only the requests that
     ended while all servers were scraped count. `no_server` is why nothing was scraped, where the caller knows.
+    `decoding` are the engines that went on with requests of the observed ones.
     """
     engines = [engine.ends for engine in observed if isinstance(engine, Observed)]
     reasons = "; ".join(dict.fromkeys(absent.reason for absent in observed if isinstance(absent, Missing)))
@@ -159,7 +164,7 @@ def server_means(
         missing = f"requests with a first token ended here ({timed}), but only while nothing was scraped"
     elif not count:
         missing = "the server observed no finished request here"
-    return ServerMeans(
+    means = ServerMeans(
         client_requests=len(known_s),
         server_requests=count,
         ratio=count / len(known_s) if len(known_s) and engines else None,
@@ -168,6 +173,21 @@ def server_means(
         prefill_s=None if missing else prefill_s / count,
         missing=missing,
     )
+    return means if missing or not decoding else _with_decode(means, decoding, window)
+
+
+def _with_decode(means: ServerMeans, engines: Sequence[Observed], window: Window) -> ServerMeans:
+    """Return means with those of a decode pool; as they are where it ended other requests."""
+    ends = [engine.ends for engine in engines]
+    rows = [each.end_ns > window.start_ns for each in ends]
+    ended = sum(int(each.count[inside].sum()) for each, inside in zip(ends, rows, strict=True))
+    if abs(ended - means.server_requests) > max(1.0, _ALIKE * ended):
+        return means
+    sums_s = {
+        name: sum(float(each.sums[name][inside].sum()) for each, inside in zip(ends, rows, strict=True))
+        for name in ("queue", "prefill")
+    }
+    return replace(means, decode_queue_s=sums_s["queue"] / ended, first_step_s=sums_s["prefill"] / ended)
 
 
 def drained_means(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -152,6 +153,20 @@ def put(
     table.span_id[row], table.trace_id[row], table.clock[row] = times.span_id, times.trace_id, times.clock
     table.hand_over_s[row], table.hand_over_by[row] = times.hand_over_s, times.hand_over_by
     return ""
+
+
+def by_decode_engines(table: Joined) -> Joined:
+    """Return requests with the times in their replies as a decode engine's.
+
+    Where a prefill engine computed the prompt, a reply comes from the engine that went on, and states its own.
+    """
+    rows, unknown_s = table.source == "response", np.full(len(table), np.nan)
+    columns: dict[str, Any] = {
+        "decode_queue_s": np.where(rows, table.queue_s, table.decode_queue_s),
+        "first_step_s": np.where(rows, table.prefill_s, table.first_step_s),
+        **{name: np.where(rows, unknown_s, getattr(table, name)) for name in ("queue_s", "prefill_s", "ttft_s")},
+    }
+    return replace(table, **columns)
 
 
 def _refusal(

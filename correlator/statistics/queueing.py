@@ -77,7 +77,10 @@ def kv_loads(endpoints: Sequence[EndpointSeries], window: Window, requests: int)
         inside = (endpoint.at_ns >= window.start_ns) & (endpoint.at_ns <= window.end_ns)
         if inside.sum() < LEAST_SCRAPES:
             continue
-        lasting_s = np.gradient(endpoint.at_ns[inside] / 1e9)
+        apart_s = np.gradient(endpoint.at_ns[inside] / 1e9)
+        # Behind a scrape that failed a reading does not hold for all that time.
+        lasting_s = np.minimum(apart_s, 2 * np.median(apart_s))
+        lasting_s *= apart_s.sum() / lasting_s.sum()
         for place, name in enumerate(_STAGES):
             source = sources.get(name)
             if isinstance(source, CanonicalSource):

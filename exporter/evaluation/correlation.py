@@ -139,6 +139,7 @@ def _means(run: Run, times: Correlated, measured: RequestLog, window: Window) ->
         times.observed,
         window,
         no_server=run.manifest.get("server_missing") or "",
+        decoding=times.decoding,
     )
     if isinstance(run, WatchRun) or any(isinstance(engine, Observed) for engine in times.observed):
         return means

@@ -15,7 +15,7 @@ from sidelight.correlator.estimate.table import Attribution
 from sidelight.correlator.exact.clock_offset import ClockOffset, clock_offsets, handed_over
 from sidelight.correlator.exact.join import join
 from sidelight.correlator.exact.matching import Matched, matched
-from sidelight.correlator.exact.table import Joined
+from sidelight.correlator.exact.table import Joined, by_decode_engines
 from sidelight.correlator.live.reasons import NOT_COMPARED
 from sidelight.correlator.opening import WatchRun
 from sidelight.correlator.replay import Replayed
@@ -26,7 +26,9 @@ from sidelight.recorded.gateway_spans import GatewaySpan, nested
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import Bools, Floats, Texts, held
 from sidelight.rundir.stats import Missing
+from sidelight.scraper.window.pools import Role, roles_of
 
+SHARED = "a prefill and a decode engine shared each request; their spans tell its times (--otlp-listen HOST:PORT)"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -34,13 +36,15 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Correlated:
     """Time breakdown of each request of a run, warm-up included, and its sources; columns [n].
 
-    `observed` is what each endpoint's scrapes show of the ends of requests, `refusal` is as of `Joined`.
+    `observed` is what each endpoint's scrapes show of the ends of requests, `decoding` the same of a decode pool, whose
+    prefills are elsewhere; `refusal` is as of `Joined`.
     """
 
     parts: Parts
     refusal: Texts
     attribution: Attribution
     observed: Sequence[Observed | Missing]
+    decoding: Sequence[Observed]
     clocks: Mapping[str, ClockOffset]
     records: Matched | None = None
 
@@ -57,8 +61,15 @@ def correlated(run: Run) -> Correlated:
     round_trips = _round_trips(run)
     own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
     joined = handed_over(join(requests, run.spans, records), requests, _one_machine(requests, run, own_urls))
-    observed = [observe(endpoint) for endpoint in run.endpoints]
-    attribution = attribute(requests, run.endpoints, observed)
+    roles: list[Role] = roles_of(run.endpoints) if len(run.endpoints) > 1 else [""] * len(run.endpoints)
+    observed = [
+        Missing(SHARED) if role == "decode" else observe(endpoint)
+        for role, endpoint in zip(roles, run.endpoints, strict=True)
+    ]
+    # A request ends at the prefill engine long before its client sees it end.
+    attribution = attribute(requests, run.endpoints, [Missing(SHARED)] * len(roles) if any(roles) else observed)
+    if any(roles):
+        joined = by_decode_engines(joined)
     clocks = clock_offsets(requests, joined, own_urls, run.nodes)
     parts = break_down(
         requests,
@@ -73,6 +84,11 @@ def correlated(run: Run) -> Correlated:
         refusal=joined.refusal,
         attribution=attribution,
         observed=observed,
+        decoding=[
+            times
+            for role, endpoint in zip(roles, run.endpoints, strict=True)
+            if role == "decode" and isinstance(times := observe(endpoint), Observed)
+        ],
         clocks=clocks.by_engine,
         records=records,
     )
@@ -85,6 +101,7 @@ def _watched(run: Run, watched: Replayed) -> Correlated:
         refusal=np.full(len(watched.parts), "", dtype=np.object_),
         attribution=watched.attribution,
         observed=[observe(endpoint) for endpoint in run.endpoints],
+        decoding=(),
         clocks={"": unknown},
     )
 

@@ -347,11 +347,12 @@ def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
 
 def why_impossible(means: ServerMeans) -> str | None:
     """Return the reason if the histograms' means cannot be parts of the TTFT, else None."""
-    parts_s = [mean_s or 0.0 for mean_s in (means.queue_s, means.prefill_s, means.outside_s)]
+    known_s = (means.queue_s, means.prefill_s, means.outside_s, means.decode_queue_s, means.first_step_s)
+    parts_s = [mean_s or 0.0 for mean_s in known_s]
     whole_s = means.ttft_s or 0.0
     if min(parts_s) >= -SLACK_S and sum(parts_s) <= whole_s + SLACK_S:
         return None
-    queue_ms, prefill_ms, _ = (f"{1e3 * part_s:,.1f}" for part_s in parts_s)
+    queue_ms, prefill_ms, *_ = (f"{1e3 * part_s:,.1f}" for part_s in parts_s)
     return (
         f"the engine's page states a mean of {queue_ms} ms in its queue and of {prefill_ms} ms in prefill, which "
         f"cannot be parts of a mean TTFT of {1e3 * whole_s:,.1f} ms: its times are of other requests, or not in seconds"
@@ -362,8 +363,10 @@ def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:
     """Return the mean parts given by the histograms' sums, in place of single requests' parts."""
     ttft_ms, queue_ms, prefill_ms = (1e3 * (mean_s or 0.0) for mean_s in (means.ttft_s, means.queue_s, means.prefill_s))
     means_ms = {"queue_ms": queue_ms, "prefill_ms": prefill_ms}
-    if means.outside_s is not None:
-        means_ms["network_ms"] = 1e3 * means.outside_s
+    others_s = {
+        "network_ms": means.outside_s, "decode_queue_ms": means.decode_queue_s, "first_step_ms": means.first_step_s,
+    }  # fmt: skip
+    means_ms |= {name: 1e3 * mean_s for name, mean_s in others_s.items() if mean_s is not None}
     means_ms["other_ms"] = ttft_ms - sum(means_ms.values())
     return {
         name: TtftPart(

@@ -24,6 +24,7 @@ from sidelight.scraper.engines.recognition import (
     leading_engine,
 )
 from sidelight.scraper.series.table import EndpointSeries
+from sidelight.scraper.window.pools import BY_POOL, OF_NEITHER, Role, is_of, roles_of
 from sidelight.scraper.window.quantities import GatewayPage, Quantities
 from sidelight.scraper.window.statistics import Described, describe, described_parts, measure
 from sidelight.scraper.window.window import ScrapeSelection, Window, select_scrapes
@@ -64,6 +65,10 @@ class Endpoint(Quantities, frozen=True):
     url: Annotated[str, doc("The page that was scraped.")]
     engine: Annotated[str | None, doc("The engine that the page is of; null where none is recognised.")]
     scrapes: Annotated[Scrapes, doc("Scrapes by outcome.")]
+    role: Annotated[
+        Literal["prefill", "decode"] | UnsetType,
+        doc("Which part of requests the engine serves, where another serves the other; absent where it serves all."),
+    ] = UNSET
     reason: Annotated[str | UnsetType, doc("Why no scrape could be used; absent where there is `reference`.")] = UNSET
     reference: Annotated[FirstScrape | UnsetType, doc("The scrape that increases are counted from.")] = UNSET
     last: Annotated[LastScrape | UnsetType, doc("The scrape that increases are counted to.")] = UNSET
@@ -119,6 +124,7 @@ def server_summary(
 ) -> Server:
     """Summarise the endpoints over a window, aggregated and one by one.
 
+    Of pools that share requests, each quantity is of the pool that it is about.
     Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added; only what
     a frontend counts, and its own stages, stand in for what the leading engine's pages lack.
     `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say. `gaps` are the times
@@ -136,14 +142,16 @@ def server_summary(
     counted_before: dict[str, list[Described]] = {name: [] for name in parts}
     missing: dict[str, str] = {}
     listed: list[Endpoint] = []
-    for endpoint, detected, sources in zip(endpoints, engines, shown, strict=True):
+    roles: list[Role] = roles_of(endpoints) if len(endpoints) > 1 else [""] * len(endpoints)
+    for endpoint, detected, sources, role in zip(endpoints, engines, shown, roles, strict=True):
         selection = select_scrapes(endpoint, window, slice_ns)
         described, absent = described_parts(endpoint, selection, sources) if detected else ({}, None)
-        listed.append(_endpoint(endpoint, selection, detected, described, absent))
+        listed.append(_endpoint(endpoint, selection, detected, role, described, absent))
         if engine is not None and detected is not None and detected.name == engine.name:
             for name, part in described.items():
-                parts[name].append(part)
-            missing = (absent or {}) | missing
+                if not role or is_of(name, role):
+                    parts[name].append(part)
+            missing = (absent or {}) | missing | (dict.fromkeys(OF_NEITHER, BY_POOL) if role else {})
         elif detected is not None and catalogue(detected.name).frontend:
             for name, part in described.items():
                 if part[0].source.quantity.kind == "counter" or name in FEATURES:
@@ -189,6 +197,7 @@ def _endpoint(
     endpoint: EndpointSeries,
     selection: ScrapeSelection | Missing,
     engine: RecognisedEngine | None,
+    role: Role,
     described: dict[str, Described],
     absent: dict[str, str] | None,
 ) -> Endpoint:
@@ -196,6 +205,7 @@ def _endpoint(
     return Endpoint(
         url=endpoint.url,
         engine=engine.name if engine else None,
+        role=role or UNSET,
         scrapes=Scrapes(
             ok=len(endpoint.response_ns),
             failed=len(endpoint.failures),
