@@ -6,8 +6,8 @@ import asyncio
 import random
 import socket
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from sidelight.recorded.errors import Interrupted, LoadIncomplete, SidelightError, TargetNotMeasured
+from sidelight.recorded.errors import ConfigurationError, Interrupted, LoadIncomplete, SidelightError, TargetNotMeasured
 from sidelight.sidecar.cli.arguments import translate
 from sidelight.sidecar.options.access import ListenOpen
 from sidelight.sidecar.options.config import command_as_recorded
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 MISSED = 1
 LOOPBACK = "127.0.0.1"
+PAIR = ("prefill", "decode")
 
 
 def demo(  # noqa: PLR0913  an argument is an option
@@ -55,6 +56,9 @@ def demo(  # noqa: PLR0913  an argument is an option
     engine: Annotated[
         Literal["vllm", "sglang", "trtllm"], Parameter(help="Engine whose metrics page is simulated.")
     ] = "vllm",
+    disaggregated: Annotated[
+        bool, Parameter(help="A prefill engine, a decode engine and their router, of vLLM.", negative="")
+    ] = False,
     out: Out = None,
     formats: Formats = DEFAULT_FORMATS,
     listen: Listen = None,
@@ -65,6 +69,9 @@ def demo(  # noqa: PLR0913  an argument is an option
 ) -> int:
     """Try everything on a simulated engine: load, scrape, correlation and report in about 20 s, without arguments."""
     del verbose  # read by main()
+    if disaggregated and engine != "vllm":
+        message = f"--disaggregated: not with --engine {engine}; leave --engine out: the engine is vLLM's"
+        raise ConfigurationError("option.contradictory", message)
     load = RunOptions(
         rate=rate,
         duration=duration,
@@ -77,24 +84,44 @@ def demo(  # noqa: PLR0913  an argument is an option
         quiet=quiet,
         json=json,
     )
-    return _measured(load, lambda progress, finish: _demonstrate(load, engine, progress, finish))
+    roles = PAIR if disaggregated else ()
+    return _measured(load, lambda progress, finish: _demonstrate(load, engine, roles, progress, finish))
 
 
-async def _demonstrate(options: RunOptions, engine: str, progress: Progress, finish: Finish) -> Evaluated:
-    """Run a session against a simulated engine in its own process. The engine sends its spans to the session."""
+async def _demonstrate(
+    options: RunOptions, engine: str, roles: Sequence[str], progress: Progress, finish: Finish
+) -> Evaluated:
+    """Run a session against a simulated engine in its own process, or against engines with roles and their router.
+
+    The engines send their spans to the session.
+    """
     from sidelight.sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
     from sidelight.sidecar.run import session  # noqa: PLC0415  as above
     from sidelight.sidecar.run.processes.child import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
 
     options = replace(options, otlp_listen=free_pair())
     check_run(replace(options, url=("http://127.0.0.1",)))  # report what is wrong with it before an engine is started
-    arguments = ["sidelight.simulator", "--engine", engine, "--seed", str(options.seed), "--exit-on-eof"]
-    arguments += ["--otlp-endpoint", f"http://{options.otlp_listen}"]
+    of_engine = ("--engine", engine, "--seed", str(options.seed), "--otlp-endpoint", f"http://{options.otlp_listen}")
     with TemporaryDirectory(prefix="sidelight-") as scratch:
-        async with Child("simulated engine", arguments, stderr=Path(scratch) / "simulator.stderr") as simulated:
-            ready = await simulated.expect("ready", timeout_s=START_TIMEOUT_S)
-            progress.stage(f"simulated {engine} engine at {ready['url']}")
-            checked = check_run(replace(options, url=(str(ready["url"]),)))
+        async with AsyncExitStack() as processes:
+
+            async def start(name: str, *arguments: str) -> str:
+                arguments = ("sidelight.simulator", *arguments, "--exit-on-eof")
+                child = Child(f"simulated {name}", arguments, stderr=Path(scratch) / "simulator.stderr")
+                ready = await (await processes.enter_async_context(child)).expect("ready", timeout_s=START_TIMEOUT_S)
+                progress.stage(f"simulated {name} at {ready['url']}")
+                return str(ready["url"])
+
+            if roles:
+                pair = [
+                    await start(f"{role} engine", *of_engine, "--role", role, "--kv-transfer", "5ms+1GB/s")
+                    for role in roles
+                ]
+                url = await start("router", "--router", *pair)
+                options = replace(options, metrics=tuple(f"{each}/metrics" for each in pair))
+            else:
+                url = await start(f"{engine} engine", *of_engine)
+            checked = check_run(replace(options, url=(url,)))
             return await session.run(checked, command=_command(), progress=progress, finish=finish)
 
 

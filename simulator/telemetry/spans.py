@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -136,6 +137,8 @@ def export(records: tuple[RequestRecord, ...], settings: SimulatorSettings) -> E
         scope.scope.name = _SCOPES[settings.engine]
         resource = request.resource_spans.add()
         named = {"service.instance.id": instance} if instance else {}
+        if settings.engine_settings.kv_role:
+            named["host.name"] = socket.gethostname()  # what says that two engines have one clock
         describe(resource.resource, {"service.name": _SERVICES[settings.engine], **named, **_stated_attributes()})
         resource.scope_spans.append(scope)
     return request
@@ -144,7 +147,7 @@ def export(records: tuple[RequestRecord, ...], settings: SimulatorSettings) -> E
 def _stated_attributes() -> dict[str, str]:
     """Return the attributes of the resource that the environment states, as OpenTelemetry's SDK has them."""
     pairs = (pair.partition("=") for pair in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
-    return {name.strip(): value.strip() for name, _, value in pairs if value}
+    return {name.strip(): value.strip() for name, is_pair, value in pairs if is_pair}
 
 
 def _context(record: RequestRecord, engine: str) -> tuple[bytes, bytes] | None:

@@ -53,6 +53,7 @@ Sidelight = Callable[..., Ended]
         ("run --config=nowhere.yaml", "--config nowhere.yaml: No such file"),
         ("run --config", "--config: needs a value; `sidelight run --help-all` says which"),
         ("demo --rate 0", "--rate 0: must be greater than 0"),
+        ("demo --disaggregated --engine sglang", "--disaggregated: not with --engine sglang; leave --engine out"),
         ("demo --engine tgi", "--engine tgi: choose from vllm, sglang, trtllm"),
         ("scrape", "--metrics is missing"),
         ("doctor", "--url is missing"),

@@ -101,9 +101,8 @@ def parts_of(first: Played, second: Played) -> Parts:
 
 @pytest.mark.parametrize("transfer_ms", [20, 150, 450])
 @pytest.mark.parametrize("busy", ["", "prefill", "decode"])
-def test_spans_tell_each_part_of_a_shared_request(transfer_ms: int, busy: str, monkeypatch: pytest.MonkeyPatch):
+def test_spans_tell_each_part_of_a_shared_request(transfer_ms: int, busy: str):
     """All but the decode engine's queue and the load in it, which are one there; by one clock to the rounding."""
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=node")
     decode = replace(DECODE, kv_latency_s=transfer_ms / 1e3, max_num_seqs=2 if busy == "decode" else 16)
     prefill = replace(PREFILL, max_num_seqs=1 if busy == "prefill" else 16)
     first, second = play_pair(requests(40), 25.0 if busy == "prefill" else 60.0, prefill, decode, hold_ms=30)
@@ -224,10 +223,12 @@ def test_an_abort_ends_a_load():
     assert engine.begin_step(EPOCH_NS + 3 * MS) is None
 
 
-def test_each_engine_of_a_pair_names_its_process():
-    """So that their clocks are two, as long as no machine is named."""
+def test_each_engine_of_a_pair_names_its_process_and_machine(monkeypatch: pytest.MonkeyPatch):
+    """So that their clocks are two, and one on one machine, unless the environment says another."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=node,k8s.pod.name=p")
     for role in ("prefill", "decode"):
         played = VirtualServer(SimulatorSettings()).play(SimulatedLoad(requests=requests(1)))
         sent = export(tuple(records(played)), SimulatorSettings(engine_settings=EngineSettings(kv_role=role)))
         named = {each.key: each.value.string_value for each in sent.resource_spans[0].resource.attributes}
-        assert f"{role}-{os.getpid()}" == named["service.instance.id"]
+        assert named["service.instance.id"] == f"{role}-{os.getpid()}"
+        assert ("node", "p") == (named["host.name"], named["k8s.pod.name"])
