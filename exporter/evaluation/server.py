@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import msgspec
+import numpy as np
 
 from sidelight.correlator.opening import WatchRun
 from sidelight.recorded.errors import DamagedRun
@@ -14,6 +17,9 @@ from sidelight.recorded.run import Run
 from sidelight.scraper.window.gateways import gateway_pages
 from sidelight.scraper.window.summary import Gap, Server, server_summary
 from sidelight.scraper.window.window import Window
+
+_LEAST_SLICES = 4  # of each third
+_CHANGED, _SURE = 0.05, 3.0
 
 
 def server_of(run: Run, window: Window, slice_ns: int) -> Server:
@@ -61,6 +67,41 @@ def _gaps(run: Run, died: str, restarted: str) -> list[Gap]:
         elif event.name == restarted and is_open:
             gaps[-1] = msgspec.structs.replace(gaps[-1], end_ns=event.at_ns)
     return gaps
+
+
+def acceptance(server: Server) -> Iterator[str]:
+    """Yield a warning if the acceptance of speculative decoding changed within the run.
+
+    From its first third to its last by more than chance, as the slices of each third vary, and by more than 5 % of the
+    tokens a step.
+    """
+    drafts, accepted = server.drafts, server.draft_tokens_accepted
+    if not drafts or not accepted:
+        return
+    pairs = [
+        (drafted.total, taken.total)
+        for drafted, taken in zip(drafts.timeslices, accepted.timeslices, strict=False)
+        if isinstance(drafted.total, float) and isinstance(taken.total, float) and drafted.total > 0
+    ]
+    third = len(pairs) // 3
+    if third < _LEAST_SLICES:
+        return
+    (first, first_error), (last, last_error) = (_ratio(rows) for rows in (pairs[:third], pairs[-third:]))
+    change = last - first
+    if abs(change) > max(_CHANGED * (1 + first), _SURE * math.hypot(first_error, last_error)):
+        how = "fell" if change < 0 else "rose"
+        yield (
+            f"speculative decoding: acceptance {how} from {1 + first:.2f} to {1 + last:.2f} tokens a step within the "
+            "run (its first and last third): with it the time of each output token changes"
+        )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the ratio of two sums with its standard error, by how the pairs vary."""
+    drafted, taken = (np.array(column) for column in zip(*pairs, strict=True))
+    ratio = float(taken.sum() / drafted.sum())
+    spread = float(((taken - ratio * drafted) ** 2).sum()) * len(pairs) / (len(pairs) - 1)
+    return ratio, math.sqrt(spread) / float(drafted.sum())
 
 
 def require_server(run: Run) -> None:

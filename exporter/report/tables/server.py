@@ -98,6 +98,9 @@ def _counters(server: Server) -> Iterator[tuple[Cell, ...]]:
     if drafted and not isinstance(accepted, UnsetType):
         yield "draft tokens", drafted
         yield "draft tokens accepted", accepted, percent(accepted / drafted)
+        drafts = server.drafts.stats.total if server.drafts else UNSET
+        if drafts:
+            yield "tokens a step", "", f"{1 + accepted / drafts:.2f}"
 
 
 def _features(server: Server) -> Iterator[tuple[Cell, ...]]:
