@@ -82,7 +82,8 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
             f"; watched since {watch.begun[:10]} {watch.begun[11:19]}, but older logs were deleted "
             f"(--keep {config.get('keep')}, --keep-bytes {config.get('keep_bytes')}) or left out"
         )
-    counts = _counts(summary.client.requests) + (", by their outermost spans" if summary.client.requests.sent else "")
+    is_seen = summary.client.requests.sent > 0
+    counts = f"{_counts(summary.client.requests)}, by their outermost spans" if is_seen else "no client's spans"
     if unseen := watch.missing.get(NO_CLIENT):
         stated = by_engines(watch.engine_only_ms)
         counts += f"; {count_of(unseen, 'engine request')} without a client's span{f' ({stated})' if stated else ''}"

@@ -44,10 +44,10 @@ def as_text(summary: Summary) -> str:
 
 def sections(summary: Summary) -> dict[str, tuple[Block, ...]]:
     """Return the parts of the report by name, in their order; those of a load are empty without one."""
-    correlation, loaded = summary.correlation, bool(summary.client.requests.sent)
+    correlation, loaded, verdict = summary.correlation, bool(summary.client.requests.sent), verdict_of(summary)
     parts: dict[str, Iterable[Block]] = {
         "heading": (*heading(summary), BLANK),
-        "verdict": verdict_blocks(verdict) if (verdict := verdict_of(summary)).cause != "none" or loaded else (),
+        "verdict": verdict_blocks(verdict) if verdict.cause != "none" or verdict.figures or loaded else (),
         "objectives": _apart(objectives(summary)),
         "alerts": _apart(Prose(f"! {alert}", "warning") for alert in alerts(summary)),
         "conclusion": _apart(prose(conclusion(summary))),

@@ -129,6 +129,7 @@ class EngineView:
 MINUTE_NS = 60_000_000_000
 LEAST_FLOW_S = 10.0  # of scrapes, before a change of theirs is a rate
 WAITED = ("requests_waiting", "requests_running", "kv_cache_usage")
+MEANS = {"ttft": "TTFT", "queue_time": "queue", "prefill_time": "prefill"}
 
 
 class Engines:
@@ -146,15 +147,17 @@ class Engines:
         self._tables, self._keep_ns = self._recent if tables is None else tables, round(keep_s * 1e9)
         self._quantiles: QuantileView | None = None
         self._waiting = Peaks(columns=BAR, column_s=waiting_s / BAR)
-        # Gauges and counters of the last minute.
-        self._samples: deque[tuple[int, str, Mapping[str, float], Mapping[str, float]]] = deque()
+        # Gauges, counters, and counts and sums of histograms, of the last minute.
+        self._samples: deque[tuple[int, str, Mapping[str, float], Mapping[str, float], Floats]] = deque()
 
     def take(self, record: ScrapeRow | FailureRecord) -> EngineView:
         """Add a scrape, and return the view of its endpoint."""
         view = self.views.setdefault(record.url, EngineView(counts=EngineCounts(endpoint=record.url)))
         view.take(record)
         if isinstance(record, ScrapeRow):
-            self._samples.append((record.response_ns, record.url, view.counts.gauges, view.counts.counters))
+            counts = view.counts
+            totals = _totals(counts.histograms)
+            self._samples.append((record.response_ns, record.url, counts.gauges, counts.counters, totals))
             while self._samples[0][0] < record.response_ns - MINUTE_NS:
                 self._samples.popleft()
         if self._keep_ns:
@@ -190,7 +193,7 @@ class Engines:
         from sidelight.correlator.statistics.queueing import while_waiting_of  # noqa: PLC0415  as `estimate_quantiles` says
 
         columns, preempted = defaultdict[str, list[list[float]]](list), dict[str, list[float]]()
-        for _, url, gauges, counters in self._samples:
+        for _, url, gauges, counters, _ in self._samples:
             columns[url].append([gauges.get(name, math.nan) for name in WAITED])
             preempted.setdefault(url, []).append(counters.get("preemptions", 0.0))
         leading = _leading(list(self.views.values()))
@@ -206,7 +209,7 @@ class Engines:
         None where no page says it.
         """
         first, last = dict[str, Floats](), dict[str, Floats]()
-        for at_ns, url, gauges, counters in self._samples:
+        for at_ns, url, gauges, counters, _ in self._samples:
             waiting, finished = gauges.get("requests_waiting", math.nan), counters.get("requests_finished", math.nan)
             last[url] = np.array([at_ns / 1e9, finished, waiting])
             first.setdefault(url, last[url])
@@ -215,6 +218,19 @@ class Engines:
         columns = [column[np.isfinite(column)] for column in np.array(rates).reshape(-1, 2).T]
         finished_per_s, more_per_s = (float(column.sum()) if len(column) else None for column in columns)
         return None if finished_per_s is None else max(0.0, finished_per_s), more_per_s
+
+    def means_ms(self) -> dict[str, float]:
+        """Return the last minute's means by pages: of TTFT, queue and prefill, where stated."""
+        first, last = dict[str, Floats](), dict[str, Floats]()
+        for _, url, _, _, totals in self._samples:
+            last[url] = totals
+            first.setdefault(url, totals)
+        grown = np.array([last[url] - first[url] for url in last]).reshape(-1, len(MEANS), 2)
+        grown[~(grown >= 0.0).all(axis=2)] = 0.0  # not stated, or begun anew
+        summed = grown.sum(axis=0)
+        return {
+            label: float(1e3 * s / count) for label, (count, s) in zip(MEANS.values(), summed, strict=True) if count
+        }
 
     def series(self) -> list[EndpointSeries]:
         """Return the scrapes that are kept of all endpoints."""
@@ -229,6 +245,12 @@ class Engines:
         quantiles = self._quantiles.latest if self._quantiles else {}
         engines = stated(list(self.views.values()), version)
         return tuple(replace(counts, quantiles=quantiles.get(counts.endpoint, {})) for counts in engines)
+
+
+def _totals(histograms: Mapping[str, Cumulative]) -> Floats:
+    """Return the count and the sum of each histogram of MEANS; NaN where it is missing."""
+    known = (histograms.get(name) for name in MEANS)
+    return np.array([(math.nan, math.nan) if each is None else (sum(each.counts), each.sum_s) for each in known])
 
 
 def stated(views: Sequence[EngineView], version: str) -> tuple[EngineCounts, ...]:

@@ -6,8 +6,8 @@ Most important first: a terminal with too few lines cuts off the end. What other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.panel import Panel
 from rich.text import Text
@@ -17,7 +17,7 @@ from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.document import Block, Line, Prose, without_controls
 from sidelight.exporter.report.heading import by_engines
 from sidelight.exporter.report.tables.breakdown import breakdown_table
-from sidelight.exporter.report.verdict import verdict_blocks
+from sidelight.exporter.report.verdict import page_means, verdict_blocks
 from sidelight.exporter.summary.breakdown import Breakdown, json_name, label_of
 from sidelight.exporter.summary.slowest import SlowRequest
 from sidelight.exporter.summary.verdict import RunVerdict
@@ -54,7 +54,8 @@ class WatchState:
     `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for an estimate. Spans and what
     became of them, `receiver_restarts` and `errors` (our defects) are since the start; `receiver_down` says
     why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break;
-    `waiting_lately` has the most that waited in all engines in each column of the last minutes.
+    `waiting_lately` has the most that waited in all engines in each column of the last minutes, `page_means_ms` the
+    last minute's mean TTFT, queue and prefill by engines' pages.
     """
 
     elapsed_s: float
@@ -69,6 +70,7 @@ class WatchState:
     errors: int = 0
     breaks: Sequence[str] = ()
     waiting_lately: Sequence[float | None] = ()
+    page_means_ms: Mapping[str, float] = field(default_factory=dict)
     verdict: RunVerdict | None = None
 
 
@@ -90,7 +92,7 @@ def panel_rows(state: WatchState) -> Iterator[Block]:
         yield Prose(f"and {len(state.engines) - MOST_ENGINES} more pages", "note")
     if state.engines:
         yield waiting_row(state.waiting_lately)
-    yield from _breakdown(state.recent)
+    yield from _breakdown(state.recent, state.page_means_ms)
     yield from (Prose(printable(f"! In the last minute {text}"), "warning") for text in state.breaks)
     yield from _without(state.recent)
     yield _receiver(state)
@@ -123,9 +125,11 @@ def _engine(engine: EngineState) -> Line:
     )
 
 
-def _breakdown(recent: RecentRequests) -> Iterator[Block]:
-    """Yield the parts of the TTFT with a report's labels, and the slowest requests."""
+def _breakdown(recent: RecentRequests, page_means_ms: Mapping[str, float]) -> Iterator[Block]:
+    """Yield the parts of the TTFT with a report's labels, and the slowest requests; without any, what pages say."""
     if recent.group is None or not recent.group.breakdown.ttft_ms.count:
+        if means := page_means(page_means_ms, " in the last minute"):
+            yield Prose(means)
         yield Prose(f"No request with a known TTFT in the last {_time(recent.window_s)}.", "note")
         return
     breakdown = recent.group.breakdown

@@ -293,6 +293,7 @@ class WatchView:
             verdict=self.verdict(now_ns, stale_s=stale_s),
             engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.views.values()],
             waiting_lately=self._engines.waiting_lately(waiting, now_ns),
+            page_means_ms=self._engines.means_ms(),
             breaks=list(self._breaks.values()),
             awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],

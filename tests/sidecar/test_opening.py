@@ -160,4 +160,4 @@ def test_a_watch_that_saw_nothing_has_a_report(watched: Path):
     """Without requests, and without an error."""
     summary = derive(watched).summary
     assert (0, 0.0) == (summary.client.requests.sent, summary.window.duration_s)
-    assert "\nno requests\n" in (watched / "report.txt").read_text()
+    assert "\nno client's spans\n" in (watched / "report.txt").read_text()

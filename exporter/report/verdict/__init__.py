@@ -18,7 +18,7 @@ from sidelight.exporter.report.verdict.shown import (
     time_figures,
     verdict_blocks,
 )
-from sidelight.exporter.report.verdict.state import measured
+from sidelight.exporter.report.verdict.state import measured, page_means
 
 __all__ = [
     "FEW_REQUESTS",
@@ -32,6 +32,7 @@ __all__ = [
     "largest_part",
     "largest_share",
     "measured",
+    "page_means",
     "part_shares",
     "served_figure",
     "spent",

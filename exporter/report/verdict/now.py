@@ -20,7 +20,15 @@ from sidelight.exporter.report.advice import (
 from sidelight.exporter.report.alerts import FAILING_IN_PART
 from sidelight.exporter.report.verdict.parts import FEW_REQUESTS, described_parts, largest_share, part_shares, spent
 from sidelight.exporter.report.verdict.shown import failed_figure, served_figure, time_figures
-from sidelight.exporter.report.verdict.state import JudgedState, by_objectives, by_parts
+from sidelight.exporter.report.verdict.state import (
+    CLIENT_SPANS,
+    NO_SPANS,
+    WITHOUT_CLIENT,
+    JudgedState,
+    by_objectives,
+    by_parts,
+    unseen_headline,
+)
 from sidelight.exporter.summary.verdict import (
     RunVerdict,
     Subject,
@@ -30,11 +38,10 @@ from sidelight.rundir.printable.numbers import cell, count_of
 from sidelight.rundir.printable.text import as_sentence
 
 OVERLOADED = 0.8  # of the offered rate: who serves less while ever more wait
-CLIENT_SPANS = "have clients, or the gateway before the engine, send their spans here too"
 # What to do now where the parts of the TTFT are not known.
 WITHOUT_PARTS = defaultdict(
     lambda: "wait for more requests",
-    missed="have clients and engines send their spans, to see where the time goes",
+    missed=NO_SPANS,
     overloaded="add a replica",
 )
 
@@ -81,7 +88,8 @@ def current_verdict(now: Current) -> RunVerdict:
     parts = [] if seen is None else part_shares(seen.breakdown, described)
     is_known = seen is not None and seen.breakdown.ttft_ms.count >= FEW_REQUESTS
     large, largest = seen.large if seen is not None and is_known else [], largest_share(parts) if is_known else None
-    judged = _failing_now(now) or _load_now(now, large, is_known=is_known)
+    is_unseen = not is_known and (now.unseen >= FEW_REQUESTS or (not now.sent and bool(now.served_per_s)))
+    judged = _failing_now(now) or _load_now(now, large, is_known=is_known, is_unseen=is_unseen)
     explained = seen.explained() if seen is not None and is_known else None
     if judged.state == "failing":
         why, do = judged.why, _cure_now(now)
@@ -95,8 +103,8 @@ def current_verdict(now: Current) -> RunVerdict:
         do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), otherwise)
     elif now.queue is not None:
         why, do = now.queue.seen, now.queue.cure
-    elif judged.state == "not_judged" and now.unseen >= FEW_REQUESTS and not is_known:
-        why, do = "without one, the TTFT and what passed before the engine are not known", CLIENT_SPANS
+    elif judged.state == "not_judged" and is_unseen:
+        why, do = WITHOUT_CLIENT, CLIENT_SPANS if now.unseen else NO_SPANS
     else:
         why = now.unread or f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately"
         do = NO_SOURCE if now.unread else WITHOUT_PARTS["few" if parts and judged.state == "missed" else judged.state]
@@ -141,7 +149,7 @@ def _cure_now(now: Current) -> str:
     return cure_of_failures(now.error) or "look at the server's log: whether it still runs, and what it refuses"
 
 
-def _load_now(now: Current, large: Sequence[str], *, is_known: bool) -> JudgedState:
+def _load_now(now: Current, large: Sequence[str], *, is_known: bool, is_unseen: bool) -> JudgedState:
     """Return the state by the load, the objectives and the parts of the TTFT."""
     served, offered = now.served_per_s, now.offered_per_s
     if offered is None and served is not None and now.more_waiting_per_s is not None:
@@ -158,9 +166,8 @@ def _load_now(now: Current, large: Sequence[str], *, is_known: bool) -> JudgedSt
         return judged
     if now.unread and not is_known and now.sent >= FEW_REQUESTS:
         return JudgedState("healthy", "Healthy by its requests; where their time goes is not known.", "none")
-    if not is_known and now.unseen >= FEW_REQUESTS:
-        engines = count_of(now.unseen, "engine request")
-        return JudgedState("not_judged", f"Not judged: {engines} came without a client's span.")
+    if is_unseen:
+        return JudgedState("not_judged", unseen_headline(now.unseen))
     if not is_known:
         return JudgedState("not_judged", "Not judged yet: too few requests have ended lately.")
     return by_parts(large) or JudgedState("healthy", "Healthy: no wait stands out.")

@@ -31,6 +31,7 @@ from sidelight.exporter.report.verdict.parts import (
 )
 from sidelight.exporter.report.verdict.shown import LEVELS, failed_figure, objective_of, served_figure, time_figures
 from sidelight.exporter.report.verdict.state import JudgedState, by_objectives, by_parts, waits_of
+from sidelight.exporter.report.verdict.unseen import unseen_verdict
 from sidelight.exporter.summary.result import Summary
 from sidelight.exporter.summary.verdict import (
     RunVerdict,
@@ -46,6 +47,8 @@ from sidelight.rundir.printable.text import as_sentence
 
 def verdict_of(summary: Summary) -> RunVerdict:
     """Return the verdict on a run."""
+    if summary.watch and not summary.client.requests.sent and summary.integrity.state != "damaged":
+        return unseen_verdict(summary, summary.watch)
     advice, parts = advised(summary), part_shares(summary.correlation.breakdown, _described(summary))
     largest = largest_share(parts)
     judged = _of_records(summary) or _of_requests(summary) or _of_generator(summary) or _of_clocks(summary)

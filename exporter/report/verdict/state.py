@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sidelight.correlator.parts import CAUSES
 from sidelight.exporter.summary.verdict import State, Subject
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
-from sidelight.rundir.printable.numbers import cell, ms, spoken
+from sidelight.rundir.printable.numbers import cell, count_of, ms, spoken
+
+WITHOUT_CLIENT = "without a client's span, the TTFT and what passed before the engine are not known"
+CLIENT_SPANS = "have clients, or the gateway before the engine, send their spans here too"
+NO_SPANS = "have clients and engines send their spans, to see where the time goes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,19 @@ class JudgedState:
     headline: str
     cause: Subject | None = None
     why: str = ""
+
+
+def unseen_headline(engine_requests: int) -> str:
+    """Return the headline of a watch without clients' spans."""
+    if not engine_requests:
+        return "Not judged: requests end, and no span of a client came."
+    return f"Not judged: {count_of(engine_requests, 'engine request')} came without a client's span."
+
+
+def page_means(means_ms: Mapping[str, float], when: str = "") -> str:
+    """Return a sentence on the means of engines' pages, "" for none. `when` says of which time they are."""
+    means = ", ".join(f"{label} {spoken(mean_ms)}" for label, mean_ms in means_ms.items())
+    return f"By the engines' pages, on average{when}: {means}." if means else ""
 
 
 def by_objectives(objectives: Sequence[ObjectiveResult], when: str = "") -> JudgedState | None:

@@ -260,6 +260,39 @@ FEW_MET = (msgspec.structs.replace(OBJECTIVE, requests=19),)
 ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
 
 
+WAITED = replace(BLOCKED.correlation.evidence, while_waiting=SEEN.waited)
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "finished", "missing", "cause", "words"),
+    [
+        (0.15, 20, {}, "queue", "no span of a client"),
+        (0.15, 20, {}, "queue", "TTFT 180 ms, queue 150 ms"),
+        (0.15, 20, {"no_client_span": 20}, "queue", "20 engine requests"),
+        (0.05, 20, {}, "none", "Have clients and engines send their spans"),
+        (0.05, 20, {"no_client_span": 20}, "none", "Have clients, or the gateway"),
+        (0.05, 0, {}, "none", "no request was seen"),
+    ],
+)
+def test_a_watch_without_clients_spans_is_explained_by_pages(
+    queue_s: float, finished: int, missing: dict[str, int], cause: str, words: str
+):
+    """As the panel does while it goes on; without the cause where the queue is a small part of the engine's TTFT."""
+    seen = summaries.server(
+        queue_time=summaries.histogram(queue_s, queue_s), requests_finished=summaries.counter(finished, finished / 10)
+    )
+    verdict = verdict_of(
+        run_with(
+            watch=replace(summaries.WATCH, missing=missing),
+            client=client(requests={"sent": 0}),
+            server=seen,
+            correlation=replace(BLOCKED.correlation, evidence=WAITED),
+        )
+    )
+    assert ("not_judged", cause) == (verdict.state, verdict.cause)
+    assert words in " ".join(words_of(verdict))
+
+
 @pytest.mark.parametrize(
     ("now", "state", "cause", "words"),
     [
@@ -285,6 +318,7 @@ ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
         ({"observed": None, "unread": "HTTP 404", "sent": 19}, "not_judged", "none", "HTTP 404"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "160 engine requests"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "Have clients"),
+        ({"observed": None, "sent": 0}, "not_judged", "none", "no span of a client"),
         ({"failed": 3, "restarted_s": 13.2}, "failing", "server", "it runs again"),
         ({"failed": 3, "restarted_s": 13.2, "ended": False}, "failing", "server", "whether it still runs"),
         ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),

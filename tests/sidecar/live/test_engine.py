@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from series import END, PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
 from sidelight.exporter.prometheus.snapshot import Cumulative, EngineCounts
 from sidelight.scraper.series.log import rows
 from sidelight.scraper.targets.scrape import Scrape
-from sidelight.sidecar.live.engine import EngineView
+from sidelight.sidecar.live.engine import Engines, EngineView
 
 
 def scrape(second: int, page: str, *, error: str = "") -> Scrape:
@@ -29,6 +31,16 @@ def test_a_page_is_seen_in_canonical_quantities():
     view = viewed(page, page)
     assert Cumulative(bounds_s=(1.0,), counts=(5.0, 0.0), sum_s=3.0) == view.counts.histograms["queue_time"]
     assert {"ok": 2, "failed": 0} == view.outcomes
+
+
+def test_means_of_the_last_minute_are_of_all_engines():
+    """An engine that began anew does not count until it has counted more than before."""
+    engines = Engines()
+    for url, counts in (("a", ((2, 1), (4, 2))), ("b", ((0, 0), (6, 1))), ("c", ((9, 9), (1, 1)))):
+        pages = (histogram(QUEUE, *each) for each in counts)
+        for row in rows(replace(scrape(second, page), url=url) for second, page in enumerate(pages)):
+            engines.take(row)
+    assert {"queue": 250.0} == engines.means_ms()
 
 
 @pytest.mark.parametrize("without", ["_bucket", '_bucket{le="+Inf"}', "_sum"])
