@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 MISSED = 1
 LOOPBACK = "127.0.0.1"
 PAIR = ("prefill", "decode")
+OF_PAIR = ("--kv-transfer", "5ms+1GB/s", "--max-num-seqs", "32")
 
 
 def demo(  # noqa: PLR0913  an argument is an option
@@ -113,10 +114,7 @@ async def _demonstrate(
                 return str(ready["url"])
 
             if roles:
-                pair = [
-                    await start(f"{role} engine", *of_engine, "--role", role, "--kv-transfer", "5ms+1GB/s")
-                    for role in roles
-                ]
+                pair = [await start(f"{role} engine", *of_engine, "--role", role, *OF_PAIR) for role in roles]
                 url = await start("router", "--router", *pair)
                 options = replace(options, metrics=tuple(f"{each}/metrics" for each in pair))
             else:
