@@ -137,6 +137,12 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
         help="time to load a prompt's KV cache with --role decode, as in 5ms+10GB/s; a token has 128 KiB",
     )
     add(
+        "--kv-load",
+        choices=("async", "sync"),
+        default="async",
+        help="whether loads are waited for in the queue or a step",
+    )
+    add(
         "--router",
         nargs=2,
         metavar=("PREFILL_URL", "DECODE_URL"),
@@ -234,6 +240,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
             kv_role=options.role,
             kv_latency_s=_seconds("--kv-transfer", options.kv_transfer.partition("+")[0]),
             kv_bytes_per_s=_bytes_per_s(options.kv_transfer),
+            kv_async=options.kv_load == "async",
         ),
         gateway=_gateway(options),
         oom_exits=options.oom_exits,

@@ -69,7 +69,8 @@ class EngineSettings:
     `oom_at` sequences in a step the engine runs out of memory, and loses what it has.
 
     `kv_role` is prefill or decode where two engines share requests, "" of an engine alone. The decode engine loads the
-    KV cache of a prompt in `kv_latency_s` and KV_TOKEN_BYTES a token at `kv_bytes_per_s`, each load by itself.
+    KV cache of a prompt in `kv_latency_s` and KV_TOKEN_BYTES a token at `kv_bytes_per_s`: with `kv_async` each load by
+    itself, else one after the other within the step that then computes.
     """
 
     max_num_seqs: int = 16
@@ -88,6 +89,7 @@ class EngineSettings:
     kv_role: str = ""
     kv_latency_s: float = 0.005
     kv_bytes_per_s: float = math.inf
+    kv_async: bool = True
 
     def __post_init__(self) -> None:
         """Raise SettingsError for limits under which some request could never run."""

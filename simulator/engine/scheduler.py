@@ -148,7 +148,7 @@ class SimulatedEngine:
         if not step.chunks:
             next_s = min((sequence.loaded_ns - now_ns for sequence in self._loading), default=0) / 1e9
             return min(max(next_s, 1e-4), _POLL_S)
-        return self._duration_s(step)
+        return step.held_s + self._duration_s(step)
 
     def finish_step(self, now_ns: int) -> StepOutcome:
         """End the step in flight and return its outcome.
@@ -205,7 +205,7 @@ class SimulatedEngine:
 
     def _kv_fetch(self, step: EngineStep) -> KvFetch:
         return KvFetch(
-            waiting_to_start=sum(_is_to_load(sequence) for sequence in self._waiting),
+            waiting_to_start=sum(_is_to_load(sequence) for sequence in self._waiting) if self.settings.kv_async else 0,
             in_progress=len(self._loading),
             completed_waiting=len(self._loaded),
             load_s=tuple(step.load_s),
@@ -276,12 +276,18 @@ class SimulatedEngine:
             if sequence.scheduled_ns < 0:
                 sequence.cached_tokens = cached
             step.cached += cached
-            if _is_to_load(sequence):
-                load_s = self.settings.kv_latency_s + tokens * KV_TOKEN_BYTES / self.settings.kv_bytes_per_s
-                sequence.load_ns, sequence.loaded_ns = now_ns, now_ns + round(load_s * 1e9)
-                sequence.loaded_tokens = tokens
+            if not _is_to_load(sequence):
+                self._admit(sequence, step, now_ns)
+                continue
+            load_ns = now_ns + round(step.held_s * 1e9)
+            load_s = self.settings.kv_latency_s + tokens * KV_TOKEN_BYTES / self.settings.kv_bytes_per_s
+            sequence.load_ns, sequence.loaded_ns = load_ns, load_ns + round(load_s * 1e9)
+            sequence.loaded_tokens = tokens
+            if self.settings.kv_async:
                 self._loading.append(sequence)
             else:
+                step.held_s += load_s
+                self._store(sequence, tokens - 1)
                 self._admit(sequence, step, now_ns)
 
     def _admit(self, sequence: EngineSequence, step: EngineStep, now_ns: int) -> None:

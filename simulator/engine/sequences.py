@@ -87,6 +87,7 @@ class EngineStep:
     cached: int = 0
     fresh_cached: int = 0
     load_s: list[float] = field(default_factory=list)
+    held_s: float = 0.0
 
 
 def prefill_work(step: EngineStep) -> tuple[PrefillWork, int]:

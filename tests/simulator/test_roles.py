@@ -181,12 +181,29 @@ def test_a_load_takes_longer_for_more_tokens_but_not_for_cached_ones():
     assert [(0, 200, 210 * MS), (192, 8, 18 * MS)] == loads
 
 
+def test_a_synchronous_load_is_in_the_first_step():
+    """One after the other, before the step computes: no queue has them, and no gauge or transfer of NIXL shows them."""
+    decode = replace(DECODE, kv_latency_s=0.1, kv_async=False)
+    server = VirtualServer(SimulatorSettings(engine_settings=decode))
+    played = server.play(SimulatedLoad(requests=requests(2, remote_prefill=True), offsets_ns=[0, 0]), scrape_s=0.01)
+    first, second = records(played)
+    assert (0.0, 0.0) == (first.queue_s, second.queue_s)
+    assert first.scheduled_ns == first.load_ns == first.loaded_ns - 100 * MS == second.load_ns - 100 * MS
+    assert first.first_token_ns == second.first_token_ns > second.loaded_ns
+    pages = [by_label(page.body) for page in played.pages]
+    assert {0} == {page[name] for page in pages for name in ("waiting_to_start", "in_progress", "completed_waiting")}
+    last = pages[-1]
+    assert (0, 400) == (last["vllm:nixl_xfer_time_seconds_count"], last["external_kv_transfer"])
+    assert (0, 400) == (last["p2p"], last["external_unspecified"])
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.booleans()), min_size=1, max_size=20),
     st.integers(1, 4),
+    st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_all_requests_end_however_little_room_there_is(sent: list[tuple[int, int, bool]], seats: int):
+def test_all_requests_end_however_little_room_there_is(sent: list[tuple[int, int, bool]], seats: int, kv_async: bool):
     """Loads hold their blocks before they run: none waits for ever, and no block is left in use."""
     limits = EngineSettings(
         kv_role="decode",
@@ -195,6 +212,7 @@ def test_all_requests_end_however_little_room_there_is(sent: list[tuple[int, int
         max_num_seqs=seats,
         max_num_batched_tokens=64,
         kv_latency_s=0.03,
+        kv_async=kv_async,
     )
     server = VirtualServer(SimulatorSettings(engine_settings=limits))
     asked = [

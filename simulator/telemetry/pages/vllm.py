@@ -139,8 +139,7 @@ class VllmPage:
             Gauge("process_start_time_seconds", started, registry=self._process).set(start_s)
         self._heads: list[str] = []  # what stands before each number of the page
         self._state: StepOutcome | None = None
-        self._blocks = settings.kv_blocks
-        self._caching = settings.prefix_caching
+        self._settings = settings
         labels = (model, "0")
         self._gauges = {
             name: Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
@@ -196,7 +195,7 @@ class VllmPage:
         if (state := self._state) is not None:
             self._gauges["num_requests_running"].set(state.running)
             self._gauges["num_requests_waiting"].set(state.waiting)
-            self._gauges["kv_cache_usage_perc"].set(state.used_blocks / self._blocks)
+            self._gauges["kv_cache_usage_perc"].set(state.used_blocks / self._settings.kv_blocks)
             deferred = state.kv_fetch.in_progress + state.kv_fetch.completed_waiting
             self._by_reason[0].set(state.waiting - deferred)
             self._by_reason[1].set(deferred)
@@ -208,7 +207,7 @@ class VllmPage:
 
     def observe(self, outcome: StepOutcome) -> None:
         self._state = outcome
-        if self._caching:
+        if self._settings.prefix_caching:
             self._counters["prefix_cache_queries"].inc(sum(admitted.prompt_tokens for admitted in outcome.admissions))
         self._counters["prefix_cache_hits"].inc(sum(admitted.cached_tokens for admitted in outcome.admissions))
         self._counters["num_preemptions"].inc(len(outcome.retractions))
@@ -242,9 +241,11 @@ class VllmPage:
             self._counters["prompt_tokens_cached"].inc(cached_tokens)
             self._counters["prompt_tokens_by_source:local_compute"].inc(first.prompt_tokens - cached_tokens)
             self._counters["prompt_tokens_by_source:local_cache_hit"].inc(first.cached_tokens)
-            if first.loaded_tokens:
-                self._counters["prompt_tokens_by_source:external_kv_transfer"].inc(first.loaded_tokens)
-                self._counters["prompt_tokens_cached_by_source:p2p"].inc(first.loaded_tokens)
+            self._counters["prompt_tokens_by_source:external_kv_transfer"].inc(first.loaded_tokens)
+            if self._settings.kv_role:
+                connector = "p2p" if self._settings.kv_async else "external_unspecified"
+                self._counters["prompt_tokens_cached_by_source:device"].inc(first.cached_tokens)
+                self._counters[f"prompt_tokens_cached_by_source:{connector}"].inc(first.loaded_tokens)
 
     def _observe_finish(self, record: RequestRecord) -> None:
         self._counters[f"request_success:{record.finish_reason}"].inc()
