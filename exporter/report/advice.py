@@ -157,7 +157,7 @@ def generator_held_up(summary: Summary) -> bool:
     objectives = slo.objectives if slo else []
     timed = [(each.metric, Claim(each.value_ms, each.bound)) for each in objectives if each.value_ms is not None]
     gaps = [claim for metric, claim in timed if metric in ("itl", "tpot")]
-    waits = [*(claim for metric, claim in timed if metric in ("ttft", "e2e")), *largest_claim(summary.correlation)]
+    waits = [*(claim for metric, claim in timed if metric in ("ttft", "e2e")), *_largest_claim(summary.correlation)]
     if not (objectives or waits) or any(each.metric in ("goodput", "goodput_ratio") for each in objectives):
         return True
     return not (are_sure(waits, error_ms.ttft.p99 or 0.0) and are_sure(gaps, error_ms.itl.p99 or 0.0))
@@ -172,15 +172,19 @@ def unknown_clock(summary: Summary) -> NodeSummary | None:
     if not correlation.coverage.histogram and not correlation.quality.by_time:
         return None
     off_ms = [(node.clock_error_ms or 0.0) * node.sent / max(1, summary.client.requests.sent) for node in nodes]
-    return None if are_sure(largest_claim(correlation), sum(off_ms)) else nodes[off_ms.index(max(off_ms))]
+    return None if are_sure(_largest_claim(correlation), sum(off_ms)) else nodes[off_ms.index(max(off_ms))]
 
 
-def largest_claim(correlation: Correlation) -> list[Claim]:
+def _largest_claim(correlation: Correlation) -> list[Claim]:
+    return [] if correlation.missing else largest_claim(correlation.breakdown)
+
+
+def largest_claim(breakdown: Breakdown) -> list[Claim]:
     """Return the claim that a part of the mean TTFT is the largest; nothing where its parts are not known."""
-    parts = (getattr(correlation.breakdown, json_name(part)) for part in TTFT_PARTS)
+    parts = (getattr(breakdown, json_name(part)) for part in TTFT_PARTS)
     means_ms = sorted((part.mean for part in parts if part.mean is not None and is_certain(part)), reverse=True)
     first_ms, second_ms, *_ = *means_ms, 0.0, 0.0
-    return [Claim(first_ms, second_ms)] if means_ms and not correlation.missing else []
+    return [Claim(first_ms, second_ms)] if means_ms else []
 
 
 def _before_any_change(summary: Summary) -> str:

@@ -13,7 +13,8 @@ StudyState = Literal[
     "slower", "faster", "equal", "undecided", "limit_found", "no_limit", "none_held", "measured", "incomplete"
 ]
 Subject = Literal[
-    "network", "gateway", "queue", "prefill", "decode", "other", "server", "generator", "clock", "data", "none"
+    "network", "gateway", "queue", "prefill", "router", "kv_transfer", "decode_queue", "first_step", "decode", "other",
+    "server", "generator", "clock", "data", "none",
 ]  # fmt: skip
 
 

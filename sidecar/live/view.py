@@ -250,6 +250,7 @@ class LiveRun:
             waiting=self._engines.waiting_lately(self._gauge("requests_waiting"), now_ns),
             objectives=slo.objectives if slo else (),
             unread=self._described.unread,
+            late_ms=1e3 * tally.lateness_quantiles_s().get("0.99", 0.0),
         )
 
     def slo(self) -> SloResult | None:

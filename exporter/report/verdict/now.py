@@ -15,6 +15,7 @@ from sidelight.exporter.report.advice import (
     Advice,
     Observations,
     cure_of_failures,
+    largest_claim,
     of_missed,
 )
 from sidelight.exporter.report.alerts import FAILING_IN_PART
@@ -33,10 +34,13 @@ from sidelight.exporter.summary.verdict import (
     RunVerdict,
     Subject,
 )
+from sidelight.loadgen.requests.self_check.claims import Claim, are_sure
+from sidelight.loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
-from sidelight.rundir.printable.numbers import cell, count_of
+from sidelight.rundir.printable.numbers import cell, count_of, spoken
 from sidelight.rundir.printable.text import as_sentence
 
+HELD_UP = "measure on a machine with nothing else to do, or with more --workers, before changing the system"
 OVERLOADED = 0.8  # of the offered rate: who serves less while ever more wait
 # What to do now where the parts of the TTFT are not known.
 WITHOUT_PARTS = defaultdict(
@@ -58,6 +62,7 @@ class Current:
     unseen      requests of engines without a client's span
     unread      why neither pages nor spans of the engine can say where time goes
     objectives  as they stand, or stood some seconds ago, and `when`: over which time
+    late_ms     how late our own requests left behind their schedule (p99): replies are read as late
     """
 
     served_per_s: float | None
@@ -79,6 +84,7 @@ class Current:
     unread: str = ""
     objectives: Sequence[ObjectiveResult] = ()
     when: str = "so far"
+    late_ms: float | None = None
 
 
 def current_verdict(now: Current) -> RunVerdict:
@@ -89,10 +95,12 @@ def current_verdict(now: Current) -> RunVerdict:
     is_known = seen is not None and seen.breakdown.ttft_ms.count >= FEW_REQUESTS
     large, largest = seen.large if seen is not None and is_known else [], largest_share(parts) if is_known else None
     is_unseen = not is_known and (now.unseen >= FEW_REQUESTS or (not now.sent and bool(now.served_per_s)))
-    judged = _failing_now(now) or _load_now(now, large, is_known=is_known, is_unseen=is_unseen)
+    judged = _failing_now(now) or _held_up(now) or _load_now(now, large, is_known=is_known, is_unseen=is_unseen)
     explained = seen.explained() if seen is not None and is_known else None
     if judged.state == "failing":
         why, do = judged.why, _cure_now(now)
+    elif judged.state == "untrusted":
+        why, do = judged.why, HELD_UP
     elif explained is not None:
         why, do = explained.seen, explained.cure
     elif seen is not None and described and is_known:
@@ -141,6 +149,23 @@ def _failing_now(now: Current) -> JudgedState | None:
         why = "the engine ended, and what was in flight with it" if now.restarted_s else "their spans state no error"
         return JudgedState("failing", head, "server", f"most often: {now.error}" if now.error else why)
     return None
+
+
+def _held_up(now: Current) -> JudgedState | None:
+    """Return the state of a run with requests that leave too late, else None."""
+    late_ms, ttft_ms = now.late_ms or 0.0, now.ttft_ms.get("p50")
+    if ttft_ms is None or late_ms <= UNUSABLE_RATIO * ttft_ms or now.sent < FEW_REQUESTS:
+        return None
+    claims = [
+        Claim(each.value_ms, each.bound_ms)
+        for each in now.objectives
+        if each.metric in ("ttft", "e2e") and each.value_ms is not None and each.bound_ms is not None
+    ]
+    claims += largest_claim(now.observed.breakdown) if now.observed is not None else []
+    if not claims or are_sure(claims, late_ms):
+        return None
+    head = f"Not to be trusted so far: requests left up to {spoken(late_ms)} late (p99)."
+    return JudgedState("untrusted", head, "generator", "the load generator is held up, and reads replies as late")
 
 
 def _cure_now(now: Current) -> str:

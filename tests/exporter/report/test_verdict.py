@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -19,11 +19,13 @@ from verdict_words import of_markdown, of_page, plain, words_of
 
 import sidelight
 from sidelight.correlator.opening import open_run
+from sidelight.correlator.parts import E2E_PARTS
 from sidelight.correlator.statistics.queueing import WhileWaiting
 from sidelight.exporter.report.advice import Observations, mean_shares
 from sidelight.exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.verdict import Subject
 from sidelight.exporter.text import render
 from sidelight.loadgen.requests.rates import Outage
 from sidelight.loadgen.requests.self_check.nodes import NodeSummary
@@ -322,6 +324,11 @@ def test_a_watch_without_clients_spans_is_explained_by_pages(
         ({"failed": 3, "restarted_s": 13.2}, "failing", "server", "it runs again"),
         ({"failed": 3, "restarted_s": 13.2, "ended": False}, "failing", "server", "whether it still runs"),
         ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),
+        ({"late_ms": 900.0}, "untrusted", "generator", "900 ms late"),
+        ({"late_ms": 900.0, "objectives": ALL_MET}, "untrusted", "generator", "--workers"),
+        ({"late_ms": 19.0}, "not_judged", "queue", "no objective"),
+        ({"late_ms": 900.0, "sent": 19}, "not_judged", "queue", "no objective"),
+        ({"late_ms": 900.0, "failures": 7}, "failing", "server", "no request has succeeded"),
     ],
 )
 def test_the_state_of_a_moment_follows_from_its_counts(now: dict[str, Any], state: str, cause: str, words: str):
@@ -329,3 +336,8 @@ def test_the_state_of_a_moment_follows_from_its_counts(now: dict[str, Any], stat
     verdict = current_verdict(dataclasses.replace(QUIET, **now))
     assert (state, cause) == (verdict.state, verdict.cause)
     assert words in " ".join(words_of(verdict))
+
+
+def test_every_part_may_be_the_cause():
+    """Of the TTFT and the end-to-end time: the schema knows each."""
+    assert {part.name for part in E2E_PARTS} <= set(get_args(Subject))
