@@ -315,12 +315,12 @@ def _decode_queue(seen: Observations) -> Advice | None:
     if loads is None or (by_loads := _loads(loads, queue_ms, "the decode engine's queue")):
         return by_loads if loads else None
     waited_ms = loads.before_ms + loads.after_ms
-    if waited_ms < queue_ms / 2:
+    if waited_ms < queue_ms / 2 or loads.load_ms + loads.error_ms > queue_ms / 2:
         return None
     return Advice(
         seen=(
             f"By the decode engine's gauges requests waited {spoken(waited_ms, queue_ms)} for a place in it, and the "
-            f"loads of their KV caches took {spoken(loads.load_ms, queue_ms)}"
+            f"loads of their KV caches took {spoken(loads.load_ms, queue_ms)} (±{spoken(loads.error_ms)})"
         ),
         cure=f"raise its limit on running requests{_named(seen.limits.running)} if memory allows, or add a decode "
         "engine",
@@ -328,7 +328,7 @@ def _decode_queue(seen: Observations) -> Advice | None:
 
 
 def _loads(loads: KvLoads | None, queue_ms: float, queue: str) -> Advice | None:
-    if loads is None or loads.load_ms < max(queue_ms / 2, loads.error_ms):
+    if loads is None or loads.load_ms - loads.error_ms < queue_ms / 2:
         return None
     return Advice(
         seen=(

@@ -284,6 +284,7 @@ def test_numbers_that_mean_nothing_are_measured_again_first():
         ((5.0, 190.0, 15.0), "look at the KV connector"),
         ((120.0, 20.0, 60.0), "raise its limit on running requests (--max-num-seqs)"),
         ((1.0, 30.0, 2.0), UNEXPLAINED["decode_queue"]),
+        ((60.0, 105.0, 40.0), UNEXPLAINED["decode_queue"]),
     ],
 )
 def test_a_decode_engines_queue_is_its_loads_or_its_places(loads_ms: tuple[float, float, float], cure: str):
