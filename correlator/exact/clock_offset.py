@@ -122,15 +122,18 @@ def handed_over(
     """
     router_s, error_s = np.full((2, len(joined)), np.nan)
     shared = np.isfinite(joined.hand_over_s)
+    # It is at most what the client waited for beside both engines.
+    whole_s = np.where(requests.status == "ok", span_s(requests.submit_ns, requests.end_ns), np.nan)
+    waited_s = span_s(requests.submit_ns, first_output_ns(requests))
+    beside_s = np.fmin(waited_s - joined.ttft_s, whole_s - joined.e2e_s)
+    most_s = np.clip(np.nan_to_num(beside_s, nan=_FAR_S), -_FAR_S, _FAR_S)
     for pair in dict.fromkeys(joined.hand_over_by[shared].tolist()):
         rows = np.flatnonzero(shared & (joined.hand_over_by == pair))
         between_s = joined.hand_over_s[rows]
         if not pair:
             router_s[rows], error_s[rows] = between_s, 0.0
             continue
-        # It is at most what the client waited for beside both engines.
-        most_s = span_s(requests.submit_ns, first_output_ns(requests))[rows] - joined.ttft_s[rows]
-        least_ns = np.rint((between_s - np.nan_to_num(most_s, nan=_FAR_S)) * 1e9).astype(np.int64)
+        least_ns = np.rint((between_s - most_s[rows]) * 1e9).astype(np.int64)
         most_ns = np.rint(between_s * 1e9).astype(np.int64)
         if late is not None:
             least_ns, most_ns = late.extended(pair, least_ns, most_ns)
@@ -139,7 +142,7 @@ def handed_over(
             usual_ns = np.median(most_ns) - offset.offset_ns
             if usual_ns >= (1 if offset.offset_ns == 0 else 2) * offset.error_ns:
                 router_s[rows], error_s[rows] = between_s - offset.offset_ns / 1e9, offset.error_ns / 1e9
-    is_known = router_s >= -SLACK_S
+    is_known = (router_s >= -SLACK_S) & (router_s <= most_s + np.nan_to_num(error_s) + SLACK_S)
     router_s = np.where(is_known, np.maximum(router_s, 0.0), np.nan)
     added_s = np.nan_to_num(router_s)
     columns: dict[str, Any] = {

@@ -111,11 +111,12 @@ class Owners:
 def own_spans(owners: Owners, row: int, spans: EngineSpans, places: Sequence[int]) -> Sequence[int] | Refusal:
     """Return a request's spans among those in its trace or with its id.
 
-    A refusal says why none is known to be its own. The refusal says why none is known to be its own.
+    A refusal says why none is known to be its own, or that not all of them can be read.
 
     - choices begin together and generate what the client counted; prompts have numbers, steps of a beam search too
     - else those with the request's id, with its tokens, or alone at the time of its first output
     - one that bears the id of another request is not this one's
+    - of engines that shared it there are two, and the spans of both
     """
     bearing = {place: owners.bears_id(row, spans.engine[place], spans.request_id[place]) for place in places}
     requests, left = owners.requests, _stating(spans, places)
@@ -128,7 +129,22 @@ def own_spans(owners: Owners, row: int, spans: EngineSpans, places: Sequence[int
         return Refusal(f"{len(left)} spans of engines could be its own")
     if any(bearing[place] is False for place in left):
         return Refusal("its span bears the id of another request")
-    return left
+    gap = _gap(requests, row, spans, left, [place for place in places if bearing[place] is not False])
+    return Refusal(gap) if gap else left
+
+
+def _gap(requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[int], beside: Sequence[int]) -> str:
+    """Return the reason against the exact times of some spans, "" for none."""
+    counted = _counted(requests, row)
+    if len(places) > 2 and _are_halves(spans, places, counted) and not _are_alike(requests, row, spans, places):
+        return f"{len(places)} engines served it one after the other"
+    processes = set(spans.clock[list(places)])
+    unread = (spans.fault[place] for place in beside if spans.fault[place] and spans.clock[place] not in processes)
+    if places and (fault := next(unread, "")):
+        return f"its span of another engine {fault}: refused"
+    if len(places) == 1 and spans.role[places[0]] == "prefill" and counted > 1:
+        return "no span of the engine that decoded it came"
+    return ""
 
 
 def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] = ()) -> ExactTimes | None:
@@ -178,19 +194,29 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
 
 
 def _are_of_two(spans: EngineSpans, places: Sequence[int]) -> bool:
-    """Return whether spans are of two engines, one after the other."""
-    if len(places) != 2 or "prefill" not in spans.role[places] or not _are_halves(spans, places, -1):
+    """Return whether spans are of two engines, one after the other.
+
+    By stamps only where nothing else tells: choices of one token are alike, but of one process.
+    """
+    roles, processes = set(spans.role[places]), set(spans.clock[places])
+    if len(places) != 2 or "prefill" not in roles or "decode" in roles or not _are_halves(spans, places, -1):
         return False
-    if "decode" in spans.role[places]:
-        return False
-    first, second = _in_order(spans, places)
-    is_later = spans.arrival_ns[second] + SLACK_S * 1e9 >= spans.end_ns[first]
-    return bool(is_later or not _is_one_clock(spans, places))
+    is_known = len(processes) == 2 or (processes == {""} and "" in roles)
+    return is_known or _is_later(spans, *_in_order(spans, places))
 
 
-def _is_one_clock(spans: EngineSpans, places: Sequence[int]) -> bool:
-    machines, clocks = set(spans.machine[places]), set(spans.clock[places])
-    return any(len(named) == 1 and "" not in named for named in (machines, clocks))
+def _is_later(spans: EngineSpans, first: int, second: int) -> bool:
+    return bool(spans.arrival_ns[second] + SLACK_S * 1e9 >= spans.end_ns[first])
+
+
+def _is_one_clock(spans: EngineSpans, first: int, second: int) -> bool:
+    """Return whether two engines name one machine.
+
+    Several may have one name: it counts where their stamps do not contradict it.
+    """
+    return bool(spans.machine[first] and spans.machine[first] == spans.machine[second]) and _is_later(
+        spans, first, second
+    )
 
 
 def _of_two(spans: EngineSpans, first: int, second: int) -> ExactTimes:
@@ -215,7 +241,7 @@ def _of_two(spans: EngineSpans, first: int, second: int) -> ExactTimes:
         trace_id=spans.trace_id[first],
         clock=spans.clock[first],
         hand_over_s=(spans.arrival_ns[second] - spans.end_ns[first]) / 1e9,
-        hand_over_by="" if _is_one_clock(spans, [first, second]) else " and ".join(spans.clock[[first, second]]),
+        hand_over_by="" if _is_one_clock(spans, first, second) else " and ".join(spans.clock[[first, second]]),
     )
 
 
@@ -286,7 +312,8 @@ def _stating(spans: EngineSpans, places: Sequence[int]) -> list[int]:
     return [
         place
         for place in places
-        if np.isfinite([spans.queue_s[place], spans.prefill_s[place]]).any() or spans.role[place] == "decode"
+        if np.isfinite([spans.queue_s[place], spans.prefill_s[place]]).any()
+        or (spans.role[place] == "decode" and not spans.fault[place])
     ]
 
 
@@ -299,12 +326,18 @@ def _are_one(
     """
     if len(places) < 2:
         return False
-    counted = _counted(requests, row)
+    is_shared = _are_halves(spans, places, _counted(requests, row))
+    return is_shared or _are_alike(requests, row, spans, places, strictly=strictly)
+
+
+def _are_alike(
+    requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[int], *, strictly: bool = False
+) -> bool:
+    """Return whether several spans are a request's steps, prompts or choices."""
     return (
         _are_steps(spans, places)
         or _are_prompts(spans, places)
-        or _are_halves(spans, places, counted)
-        or (requests.choices[row] != 1 and _are_choices(spans, places, counted, strictly=strictly))
+        or (requests.choices[row] != 1 and _are_choices(spans, places, _counted(requests, row), strictly=strictly))
     )
 
 

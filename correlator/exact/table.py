@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sidelight.correlator.parts import SHARED_PARTS
 from sidelight.loadgen.requests.metrics import OTHER_UNIT
 from sidelight.rundir.columns import Bools, Floats, Ints, Texts, same_text
 from sidelight.scraper.engines.catalogue import INNER_TIMES
@@ -186,7 +187,8 @@ def _refusal(
         return "tells longer times than the client waited"
     if parts_s > ttft_s + WITHIN_S:
         return "tells a queue and prefill longer than the client's TTFT"
-    if parts_s > min(np.nan_to_num((times.ttft_s, times.e2e_s), nan=np.inf)) + WITHIN_S:
+    shared_s = float(np.nansum([times.inner_s.get(part.name, np.nan) for part in SHARED_PARTS]))
+    if parts_s + shared_s > min(np.nan_to_num((times.ttft_s, times.e2e_s), nan=np.inf)) + WITHIN_S:
         return "tells a queue and prefill longer than its own TTFT, or its whole"
     lasts_s = (times.end_ns - times.arrival_ns) / 1e9 if times.end_ns >= 0 else np.nan
     if parts_s > lasts_s + WITHIN_S:

@@ -110,6 +110,68 @@ def test_what_no_clock_tells_stays_outside_the_engines(clock_ms: float):
     assert "outside the engines" == network_label(parts, np.array([True]))
 
 
+@pytest.mark.parametrize("clock_ms", [-7000.0, -100.0, 3000.0])
+def test_the_name_of_a_machine_that_the_stamps_contradict_makes_no_clock_one(clock_ms: float):
+    """As of containers on two machines with one host name: nothing is before its cause, nor lasts beyond the wait."""
+    prefill, decode = two_pods(80, clock_ms=clock_ms)
+    sent = [export([prefill], instance="p", machine="node"), export([decode], instance="d", machine="node")]
+    known = {"queue": 20, "prefill": 100, "decode_queue": 40, "first_step": 15}
+    assert {"network": 140, "other": 15, **known} == milliseconds(parts_of(shared(b"t" * 16), sent))
+
+
+def test_the_name_of_a_process_that_two_engines_share_makes_no_clock_one():
+    """As of containers whose process has the same number in both."""
+    prefill, decode = two_pods(80, clock_ms=30)
+    parts = parts_of(shared(b"t" * 16), [export([prefill, decode], instance="7")])
+    assert "router" not in milliseconds(parts)
+    assert parts.by_two_engines.all()
+
+
+def test_stamps_bound_the_time_between_of_a_reply_in_one_piece_too():
+    prefill, decode = two_pods(80, clock_ms=3000)
+    sent = [export([prefill], instance="p", machine="node"), export([decode], instance="d", machine="node")]
+    unseen = np.array([-1])
+    log = replace(shared(b"t" * 16), first_output_ns=unseen, first_token_ns=unseen)
+    assert "router" not in milliseconds(parts_of(log, sent))
+
+
+def tokens_of(log: RequestLog, count: int) -> RequestLog:
+    return replace(log, output_tokens=np.array([count]), output_tokens_source=np.array(["usage"], dtype=object))
+
+
+def with_times(sent: Any, **times_ms: float) -> Any:
+    for attribute in sent.attributes:
+        name = attribute.key.rpartition(".")[2]
+        attribute.value.double_value = times_ms.get(name, 1e3 * attribute.value.double_value) / 1e3
+    return sent
+
+
+@pytest.mark.parametrize("case", ["prefill alone", "a prefill again", "refused", "longer", "by an impossible time"])
+def test_nothing_is_exact_where_the_spans_of_both_cannot_be_read(case: str):
+    """What one engine did is then not all that a request waited for, and the rest is not outside the engines."""
+    prefill, decode = two_pods(80)
+    again, _ = two_pods(80)
+    again.span_id = b"again..."
+    late = export([decode], instance="d", at_s=10_000.0)
+    sent = {
+        "prefill alone": [export([prefill], instance="p")],
+        "a prefill again": [export([prefill], instance="p"), export([again], instance="q"), export([decode])],
+        "refused": [export([prefill], instance="p"), late],
+        "longer": [export([prefill], instance="p"), export([with_times(decode, time_in_queue=100.0)], instance="d")],
+        "by an impossible time": [
+            export([prefill], instance="p"), export([with_times(decode, time_in_queue=-1.0)], instance="d")
+        ],
+    }  # fmt: skip
+    joined = join(tokens_of(shared(b"t" * 16), 16), engine_spans(sent[case]))
+    assert (["none"], True) == (joined.source.tolist(), bool(joined.refusal[0]))
+
+
+def test_one_token_that_a_client_asked_for_is_of_one_engine():
+    prefill, _ = two_pods()
+    parts = parts_of(tokens_of(shared(b"t" * 16), 1), [export([prefill], instance="p")])
+    assert ["exact"] == parts.quality.tolist()
+
+
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(0.5, 60)), min_size=2, max_size=12), st.floats(-5000, 5000))
 def test_the_time_between_is_within_its_error(ways: list[tuple[float, float]], clock_ms: float):
     """Whatever lies between, outside, and between the clocks."""
