@@ -158,7 +158,7 @@ def _gateway(
     """Return the gateway of one service's spans, None if they show no timing of it.
 
     Its own span is the outermost that serves, one above the engine's first. Its call of the next server is the one that
-    is nearest to the engine, else the last.
+    is nearest to the engine, else the last; where two engines shared the request, the first of both.
     """
     name = next((span.gateway for span in spans if span.gateway), "")
     serving = [span for span in spans if span.serves]
@@ -173,11 +173,21 @@ def _gateway(
         outermost = max((call for call in calls if call.first_s >= 0), key=lambda call: call.whole_s)
         return _span(outermost, name, math.nan, outermost.first_s, "attribute", leading)
     outermost = min(serving, key=lambda span: (span.span_id not in leading, span.start_ns))
-    request_s = _since(outermost, calls[0].start_ns) if calls else math.nan
+    request_s = _since(outermost, _call_ns(calls, leading)) if calls else math.nan
     for first_s, first_by in _firsts(outermost, serving, timed, bodies):
         if 0 <= first_s <= outermost.whole_s:
             return _span(outermost, name, request_s, first_s, first_by, leading)
     return _span(outermost, name, request_s, math.nan, "", leading)
+
+
+def _call_ns(calls: Sequence[ClientSpan], leading: Mapping[bytes, int]) -> int:
+    """Return the time of the first call of the next server, int64 ns Unix.
+
+    The calls are sorted by their distance from the engine.
+    """
+    height = leading.get(calls[0].span_id)
+    alike = [call.start_ns for call in calls if height is not None and leading.get(call.span_id) == height]
+    return min(alike, default=calls[0].start_ns)
 
 
 def _firsts(

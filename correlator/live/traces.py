@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.recorded.client_spans import ClientSpan, chain, encloses
 from sidelight.recorded.gateway_spans import GatewaySpan
-from sidelight.scraper.spans.received import OTHER, ReceivedSpan, bare_resource, process_of
+from sidelight.scraper.spans.received import OTHER, ReceivedSpan, attributes_of, bare_resource, process_of
 
 _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and is not ours to keep
 
@@ -51,6 +51,16 @@ class TracedRequest:
     def processes(self) -> set[str]:
         """Return the processes of the engines by their spans."""
         return {process_of(received.resource) for received in self.engine if received.kind.role == "request"}
+
+    @property
+    def awaits_decode(self) -> bool:
+        """Return whether a decode engine may go on with it.
+
+        The only engine that is known was asked for one token, and not by the client as far as that says.
+        """
+        requests = [received for received in self.engine if received.kind.role == "request"]
+        asked_for_one = self.client is not None and self.client.output_tokens == 1
+        return len(requests) == 1 and not asked_for_one and _is_of_prefill(requests[0])
 
 
 @dataclass(slots=True)
@@ -107,7 +117,9 @@ def requests_of(trace: SpanTrace) -> Iterator[tuple[TracedRequest, int, bool]]:
         is_whole = client is not None and group.rooted and all(member.kind.tells_all for member in engine)
         engine += _stages(trace, engine)
         request = TracedRequest(client=client, engine=engine, is_late=is_late, given=given, trace_id=trace.trace_id)
-        came_ns = [member.received_ns for member in parts]
+        # A prefill engine's span comes long before the others of its request.
+        later = [member for member in parts if not _is_of_prefill(trace.engine.get(member.span_id))]
+        came_ns = [member.received_ns for member in later or parts]
         yield request, max(came_ns) if is_search else min(came_ns), is_whole and not is_search
     given_out = [trace.spans[key] for key in trace.done if key in trace.spans]
     taken |= trace.done.union(member.span_id for span in given_out for member in chain(trace.spans, span)[0])
@@ -184,7 +196,43 @@ def _groups(trace: SpanTrace) -> list[_Group]:
         group = groups.setdefault(nearest, _Group(engine=[], above=above, rooted=rooted))
         group.engine.append(span)
         group.rooted = group.rooted and rooted
-    return list(groups.values())
+    return _with_decode(trace, list(groups.values()))
+
+
+def _with_decode(trace: SpanTrace, groups: list[_Group]) -> list[_Group]:
+    """Join the groups of a prefill and a decode engine behind one router's two calls.
+
+    Both engines' spans then bear one request's id, and stand below one span.
+    """
+    first = [trace.engine[group.engine[0].span_id] for group in groups]
+    of_prefill = [_is_of_prefill(received) for received in first]
+    if all(of_prefill) or not any(of_prefill):
+        return groups
+    by_id: dict[str, _Group] = {}
+    for group, received, is_prefill in zip(groups, first, of_prefill, strict=True):
+        if not is_prefill and received.request_id:
+            by_id[received.request_id] = group
+    left: list[_Group] = []
+    for group, received, is_prefill in zip(groups, first, of_prefill, strict=True):
+        decode = by_id.get(received.request_id) if is_prefill else None
+        ids = {span.span_id for span in group.above}
+        above = [span for span in decode.above if span.span_id in ids] if decode else []
+        if decode and above:
+            decode.engine = [*group.engine, *decode.engine]
+            decode.above, decode.rooted = above, group.rooted and decode.rooted
+        else:
+            left.append(group)
+    return left
+
+
+def _is_of_prefill(received: ReceivedSpan | None) -> bool:
+    if received is None or received.kind.spans is None:
+        return False
+    sign = received.kind.spans.roles.get("prefill")
+    if sign is None:
+        return False
+    stated = attributes_of(received.span, sign.values)
+    return any(stated.get(name) == value for name, value in sign.values.items())
 
 
 def _enclosing(trace: SpanTrace, span: ClientSpan) -> list[ClientSpan]:

@@ -32,6 +32,9 @@ from sidelight.scraper.spans.spec import SETTLE_S
 QUIET_S = 1.0
 # Older spans are forgotten, but not that they came: exporters send again for five minutes.
 KEEP_S = 60.0
+# A decode engine's span, sent when all has been generated, is awaited after its prefill engine's for as long. Where no
+# two are known to share requests, it may have been asked for one token by a client.
+DECODE_S, PERHAPS_DECODE_S = 300.0, 50.0
 KNOWN_S = 360.0
 MOST_KNOWN = 400_000  # some 30 MB; with three spans a request, 370 requests/s for so long
 _PAST_S = 60.0
@@ -158,7 +161,7 @@ class TraceWindow:
             if now_ns >= trace.look_ns or all_of_it:
                 self._read(requests, trace_id, trace, now_ns, all_of_it=all_of_it)
         with self._guard():
-            self._forget(now_ns - round(KEEP_S * 1e9))
+            self._forget(now_ns, now_ns - round(KEEP_S * 1e9))
             self._forget_past(now_ns)
         return requests
 
@@ -210,9 +213,17 @@ class TraceWindow:
         again_ns = []
         servers = cache(partial(last_servers, trace))
         for request, since_ns, has_all in requests_of(trace):
-            due_ns = max(since_ns, self._back_ns) + self._settle_ns
+            is_shared = self._sharing.is_half(request.processes)
+            is_half = is_shared or request.awaits_decode
+            if is_half and has_all:  # the other engine's span comes when its client's does
+                begun_ns = max(since_ns, trace.newest_ns)
+            elif request.awaits_decode:
+                begun_ns = since_ns + round((DECODE_S if is_shared else PERHAPS_DECODE_S) * 1e9)
+            else:
+                begun_ns = since_ns
+            due_ns = max(begun_ns, self._back_ns) + self._settle_ns
             passed: tuple[GatewaySpan, ...] | None = None
-            is_whole = not self._sharing.is_half(request.processes) and has_all
+            is_whole = has_all and not is_half
             if is_whole and awaits_gateway:
                 passed = _gateways(trace, request)
             if is_whole and (passed is None or any(gateway.is_beside for gateway in passed)):
@@ -259,16 +270,14 @@ class TraceWindow:
         if trace_id in self._traces:
             self._drop(trace_id)
 
-    def _forget(self, before_ns: int) -> None:
-        while self._traces:
-            trace_id = next(iter(self._traces))
-            if self._traces[trace_id].newest_ns >= before_ns:
-                break
-            self._drop(trace_id)
-        # A trace that goes on and on loses its oldest spans.
+    def _forget(self, now_ns: int, before_ns: int) -> None:
         for trace_id, trace in list(self._traces.items()):
-            if trace.oldest_ns >= before_ns:
+            if trace.oldest_ns >= before_ns or trace.look_ns > now_ns:  # what is awaited is not forgotten
                 continue
+            if trace.newest_ns < before_ns:
+                self._drop(trace_id)
+                continue
+            # A trace that goes on and on loses its oldest spans.
             old = [key for key, span in trace.spans.items() if span.received_ns < before_ns]
             if len(old) == len(trace.spans):  # stamps may be out of order in logs of others
                 self._drop(trace_id)

@@ -281,6 +281,44 @@ def test_a_request_of_two_engines_waits_for_both_once_they_are_known():
     assert [0.34, 0.34] == pytest.approx(parts.ttft_s.tolist())
 
 
+@pytest.mark.parametrize("decoding_s", [1, 20, 200])
+@pytest.mark.parametrize("has_calls", [False, True])
+def test_a_router_that_calls_two_engines_is_of_one_request(decoding_s: int, *, has_calls: bool):
+    """By a span each or by none, and however long the second engine generates, whose span comes at the end."""
+    records, times = [], ("gen_ai.latency.e2e", "gen_ai.latency.time_in_model_decode")
+    for number, lasting_s in enumerate((1, decoding_s, decoding_s), start=1):
+        trace, at_s, end_ms = bytes([number]) * 16, 300.0 * number, 700.0 + 1000 * lasting_s
+        prefill, decode = two_pods(80, trace=trace, parent="router")
+        decode.end_time_unix_nano += lasting_s * S
+        for attribute in decode.attributes:
+            if attribute.key in times:
+                attribute.value.double_value += lasting_s
+        way: dict[str, str | float] = {"url.path": "/v1/completions"}
+        router = [span("POST", "router", "client", 46, end_ms - 20, kind=SERVER, attributes=way, trace=trace)]
+        if has_calls:
+            router += [span("POST", "call 1", "router", 48, 182, attributes=way, trace=trace)]
+            router += [span("POST", "call 2", "router", 258, end_ms - 40, attributes=way, trace=trace)]
+            prefill.parent_span_id, decode.parent_span_id = (called.span_id for called in router[1:])
+        client = call(first_ms=340.0, start_ms=40, end_ms=end_ms, trace=trace)
+        sent = [("p", [prefill], 0.2), ("router", router[1:2], 0.3), ("d", [decode], 1.3 + lasting_s)]
+        sent += [("router", [*router[:1], *router[2:]], 1.2 + lasting_s), ("app", [client], 1.1 + lasting_s)]
+        for sent_span in (*router, prefill, decode, client):
+            sent_span.start_time_unix_nano += round(at_s * S)
+            sent_span.end_time_unix_nano += round(at_s * S)
+        records += [
+            export(spans, at_s=at_s + after_s, instance=name, service=name, machine="node")
+            for name, spans, after_s in sent
+            if spans
+        ]
+    result = replayed(sorted(records, key=lambda record: record.received_ns))
+    assert {} == result.missing
+    assert [0.08] * 3 == pytest.approx(result.parts.router_s.tolist())
+    assert [0.1] * 3 == pytest.approx(result.parts.prefill_s.tolist())
+    assert [0.04] * 3 == pytest.approx(result.parts.decode_queue_s.tolist())
+    before_s = [gateway.request_s for passed in result.parts.gateways for gateway in passed]
+    assert ([0.002] if has_calls else [float("nan")]) * 3 == pytest.approx(before_s, nan_ok=True)
+
+
 @pytest.mark.parametrize("others", [("engine",), ("client",), ("client", "engine")], ids="-".join)
 def test_a_gateways_spans_and_those_around_and_behind_it_are_one_request_whenever_they_come(others: Sequence[str]):
     """Also where one was given out before the next came: by itself, as it was then the outermost."""
