@@ -27,8 +27,8 @@ _ALIKE = 0.02
 def roles_of(endpoints: Sequence[EndpointSeries]) -> list[Role]:
     """Return each page's role, "" of all where no two pools share requests.
 
-    Only engines that load KV caches show how many do. They are a decode pool where others show none, most of their
-    prompts' tokens come from elsewhere, and both pools ended as many requests.
+    Only engines that load KV caches show how many do. They are a decode pool where others show none and made one token
+    a request, most of their prompts' tokens come from elsewhere, and both pools ended as many requests.
     """
     pages: list[_Page] = []
     for endpoint in endpoints:
@@ -38,7 +38,9 @@ def roles_of(endpoints: Sequence[EndpointSeries]) -> list[Role]:
     others = [(endpoint, sources) for endpoint, sources in pages if sources and _FETCHES not in sources]
     ended, ended_too = (_increase(pool, "requests_finished") for pool in (decoding, others))
     loaded, prompts = (_increase(decoding, name) for name in ("prefix_cache_hits_remote", "prompt_tokens"))
-    if not ended or abs(ended - ended_too) > max(1.0, _ALIKE * ended) or loaded < prompts / 2:
+    tokens = _increase(others, "generation_tokens")  # an engine that serves alone has more
+    apart = max(abs(ended - ended_too), abs(ended_too - tokens))
+    if not ended or apart > max(1.0, _ALIKE * ended) or loaded < prompts / 2:
         return [""] * len(pages)
     return ["decode" if _FETCHES in sources else "prefill" if sources else "" for _, sources in pages]
 

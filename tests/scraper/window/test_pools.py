@@ -29,9 +29,10 @@ FETCHES = ("vllm:num_requests_kv_fetch_by_stage", (("stage", "in_progress"),))
 REMOTE = ("vllm:prompt_tokens_cached_by_source_total", (("source", "p2p"),))
 
 
-def page(ended: int, *, prompts: int = 1000, remote: int = -1) -> EndpointSeries:
+def page(ended: int, *, prompts: int = 1000, remote: int = -1, tokens: int = 1) -> EndpointSeries:
     """An engine's page, scraped twice, of one that may load KV caches where it says how many tokens it loaded."""
     counters = [("vllm:request_success_total", (), ended), ("vllm:prompt_tokens_total", (), prompts)]
+    counters += [("vllm:generation_tokens_total", (), tokens * ended)]
     counters += [(*FETCHES, 0), (*REMOTE, remote)] if remote >= 0 else []
     series = [
         Series(name=name, labels=labels, family=name, type="gauge" if "num_" in name else "counter", help="")
@@ -51,11 +52,12 @@ def page(ended: int, *, prompts: int = 1000, remote: int = -1) -> EndpointSeries
         ([page(80, remote=900), page(80, remote=900)], ["", ""]),
         ([page(80), page(80, remote=100)], ["", ""]),
         ([page(80), page(60, remote=1000)], ["", ""]),
+        ([page(80, tokens=20), page(80, remote=1000, tokens=20)], ["", ""]),
         ([page(80, remote=1000)], [""]),
         ([page(0), page(0, remote=0)], ["", ""]),
         ([], []),
     ],
-    ids=["pair", "pools", "replicas", "all load", "few tokens", "other counts", "alone", "idle", "no page"],
+    ids=["pair", "pools", "replicas", "all load", "few tokens", "other counts", "offload", "alone", "idle", "no page"],
 )
 def test_two_pools_are_known_by_loads_of_one_alone_and_equal_counts(pages: list[EndpointSeries], roles: list[str]):
     assert roles == roles_of(pages)
