@@ -85,7 +85,9 @@ def kv_loads(endpoints: Sequence[EndpointSeries], window: Window, requests: int)
             source = sources.get(name)
             if isinstance(source, CanonicalSource):
                 loading = gauge_amounts(endpoint, source)[inside]
-                areas_s[place] += float(np.nansum(loading * lasting_s))
+                if (read := np.isfinite(loading)).any():
+                    area_s = float((loading * lasting_s)[read].sum())
+                    areas_s[place] += area_s * lasting_s.sum() / lasting_s[read].sum()
                 if name == _LOADING and (loading > 0).any():
                     at_once = max(at_once, float(loading[loading > 0].mean()))
         interval_s = max(interval_s, float(np.median(lasting_s)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_where_nothing_waited_there_is_only_a_reason():
 STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
 
 
-def fetching(at_ms: list[int], *stages: list[int]) -> EndpointSeries:
+def fetching(at_ms: Sequence[int], *stages: Sequence[float]) -> EndpointSeries:
     """The page of a decode engine, scraped at some moments."""
     names = ["vllm:num_requests_waiting", *["vllm:num_requests_kv_fetch_by_stage"] * 3]
     labels = [(), *((("stage", stage),) for stage in STAGES)]
@@ -110,6 +111,15 @@ def test_nine_of_ten_intervals_hold_the_mean_load():
         loads = kv_loads([fetching(at_ms.tolist(), zeros, loading, zeros)], Window(start_ns=0, end_ns=60 * SECOND), 60)
         inside += isinstance(loads, KvLoads) and abs(loads.load_ms - load_ms) <= loads.error_ms
     assert inside >= 0.88 * 300
+
+
+def test_a_scrape_without_the_gauge_shows_no_load_and_none_that_ended():
+    """A missing value counts as unknown: half of the readings give the mean that all give."""
+    at_ms, zeros, window = [*range(0, 20_000, 1000)], [0] * 20, Window(start_ns=0, end_ns=20 * SECOND)
+    readings = [[1.0] * 20, [1.0, float("nan")] * 10]
+    whole, half = (kv_loads([fetching(at_ms, zeros, loading, zeros)], window, 10) for loading in readings)
+    assert isinstance(whole, KvLoads)
+    assert whole == half
 
 
 def test_an_engine_that_loads_nothing_has_no_loads():
