@@ -110,7 +110,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(text, parse_constant=_refuse_constant)
     except FileNotFoundError:
         what = f"no {MANIFEST} here" if path.is_dir() else "there is no such directory"
-        raise ConfigurationError("run.none", f"{path}: {what}; give the directory of a run (its --out)") from None
+        within = max(path.glob(f"*/{MANIFEST}"), key=lambda each: each.lstat().st_mtime_ns, default=None)
+        newest = f", such as the newest, {within.parent}" if within else " (its --out)"
+        raise ConfigurationError("run.none", f"{path}: {what}; give the directory of a run{newest}") from None
     except OSError as error:
         raise ConfigurationError("run.unreadable", f"{path / MANIFEST}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

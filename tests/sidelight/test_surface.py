@@ -92,8 +92,8 @@ def test_estimates_are_those_of_the_contract(recorded: Path):
 
 
 def test_what_is_not_there_is_refused_by_name(recorded: Path, tmp_path: Path):
-    """A directory that holds no run, and a table that does not exist."""
-    with raises("run.none"):
+    """A directory that holds no run, which names the newest below it, and a table that does not exist."""
+    with raises("run.none", says=f"such as the newest, {re.escape(str(recorded))}$"):
         sidelight.open_run(tmp_path)
     with pytest.raises(ValueError, match="'spans': no such table; choose from requests, chunks, scrapes, timeslices"):
         sidelight.open_run(recorded).arrow("spans")  # type: ignore[arg-type]  # what a user may type

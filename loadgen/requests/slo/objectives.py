@@ -143,6 +143,10 @@ def _objective(term: str) -> Objective:
         if owner is not None:
             problem = f"{owner} is one number of a run and has no statistics; write {RUN_METRICS[owner].example}"
             raise ValueError(f"--slo: {term!r}: {problem}")
+        if statistic in LATENCIES:
+            raise ValueError(
+                f"--slo: {term!r}: the metric comes first; write {statistic}_{subject}{sign}{number}{unit}"
+            )
         raise ValueError(f"--slo: {term!r}: unknown metric {subject!r}; choose from {', '.join(METRICS)}")
     if ">" in sign:
         raise ValueError(f"--slo: {term!r}: a latency is bound from above; write < or <=, like ttft_p99<500ms")

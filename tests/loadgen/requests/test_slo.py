@@ -82,6 +82,7 @@ def test_several_objectives_are_read_in_order():
         ("ttft_p99", f"'ttft_p99' is not an objective; {LIKE}, in quotes: a shell takes < and > for files"),
         ("ttft>500ms", "'ttft>500ms': a latency is bound from above; write < or <=, like ttft_p99<500ms"),
         ("ttfb_p99<1s", f"'ttfb_p99<1s': unknown metric 'ttfb'; choose from {', '.join(objectives.METRICS)}"),
+        ("p99_ttft<1s", "'p99_ttft<1s': the metric comes first; write ttft_p99<1s"),
         ("error_rate>1%", "'error_rate>1%': error_rate is bound from above; write < or <=, like error_rate<1%"),
         ("ttft<1s,goodput<3", "'goodput<3': goodput is bound from below; write > or >=, like goodput>3"),
         (
