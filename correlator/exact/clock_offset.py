@@ -29,7 +29,7 @@ NO_BOUNDS = "the requests that were joined bound the offset from one side only"
 _QUORUM = 0.9
 _FAR_NS = 2**62
 _FAR_S = 1e9
-_MOST_BOUNDS, _MOST_PAIRS = 300, 100
+_MOST_BOUNDS, _MOST_OF_PAIRS = 300, 30_000  # of a pair of clocks, and of all of them: some 4 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +91,23 @@ def clock_offsets(
 class EngineClocks:
     """Bounds on the clocks of engines that share requests, by the names of both.
 
-    They are of the last requests, for those who see a few at a time: a watch, and the live page.
+    They are of the last requests, for those who see a few at a time: a watch, and the live page. The pairs that were
+    not seen for the longest make room for others.
     """
 
     def __init__(self) -> None:
         self._bounds: dict[str, deque[tuple[int, int]]] = {}
+        self.size = 0
 
     def extended(self, pair: str, least_ns: Ints, most_ns: Ints) -> tuple[Ints, Ints]:
         """Return the bounds of late with those of these requests, which are kept."""
-        bounds = self._bounds.setdefault(pair, deque(maxlen=_MOST_BOUNDS))
+        bounds = self._bounds.pop(pair, None) or deque(maxlen=_MOST_BOUNDS)
+        self.size -= len(bounds)
         bounds.extend(zip(least_ns.tolist(), most_ns.tolist(), strict=True))
-        while len(self._bounds) > _MOST_PAIRS:
-            del self._bounds[next(iter(self._bounds))]
+        self._bounds[pair] = bounds
+        self.size += len(bounds)
+        while self.size > _MOST_OF_PAIRS:
+            self.size -= len(self._bounds.pop(next(iter(self._bounds))))
         least, most = np.array(bounds, dtype=np.int64).T
         return least, most
 

@@ -233,6 +233,17 @@ def test_clocks_that_requests_one_by_one_tell_apart():
     assert [False, True, True, True, True] == np.isfinite(routers_ms).tolist()
 
 
+def test_many_pairs_of_clocks_are_bounded_together():
+    """Of 20 prefill and 20 decode engines each pair is known by its own requests; of 50,000 only the last ones are."""
+    late, bound = EngineClocks(), np.array([5], dtype=np.int64)
+    for _ in range(30):
+        lengths = {len(late.extended(f"{pair}", -bound, bound)[0]) for pair in range(400)}
+    assert {30} == lengths
+    for pair in range(50_000):
+        late.extended(f"{pair}", -bound, bound)
+    assert (30_000, 2) == (late.size, len(late.extended("49999", -bound, bound)[0]))
+
+
 def sglang(role: str, begin_ms: float, stages: Mapping[str, tuple[float, float]], **stated: float) -> ExportRecord:
     """An SGLang node's span of a request and its stages, in ms after it had the request."""
     attributes: dict[str, str | float] = {"module": "sglang::request", "gen_ai.request.id": f"rid-{role}"}
