@@ -112,7 +112,7 @@ _BEFORE_TOKEN = (
     Part(
         name="decode_queue", label="decode queue", stated=True, cause="the decode engine's queue",
         spent="in the decode engine's queue", colour="bright_yellow", glyph="▇",
-        light="#6a3d9a", dark="#d0b3ff", board="dark-purple",
+        light="#311b63", dark="#efe0ff", board="dark-purple",
         cure="add a decode engine or raise its limit of running requests where it is at it; else its KV transfers take "
         "the time",
         definition="Where two engines shared a request: its wait in the decode engine's queue. Of vLLM with an "
