@@ -26,15 +26,14 @@ from sidelight.recorded.client_spans import client_span
 from sidelight.recorded.gateway_spans import GatewaySpan, gateways_between, note_body
 from sidelight.scraper.spans.log import ExportRecord
 from sidelight.scraper.spans.received import OTHER, ReceivedSpan, SharingProcesses
-from sidelight.scraper.spans.spec import SETTLE_S
+from sidelight.scraper.spans.spec import DECODE_S, SETTLE_S
 
 # The spans of a request's choices come together, or nearly so.
 QUIET_S = 1.0
 # Older spans are forgotten, but not that they came: exporters send again for five minutes.
 KEEP_S = 60.0
-# A decode engine's span, sent when all has been generated, is awaited after its prefill engine's for as long. Where no
-# two are known to share requests, it may have been asked for one token by a client.
-DECODE_S, PERHAPS_DECODE_S = 300.0, 50.0
+# For a decode engine's span where no two are known to share requests: one token may be all that a client asked for.
+PERHAPS_DECODE_S = 50.0
 KNOWN_S = 360.0
 MOST_KNOWN = 400_000  # some 30 MB; with three spans a request, 370 requests/s for so long
 _PAST_S = 60.0

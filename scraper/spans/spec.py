@@ -18,6 +18,8 @@ from sidelight.rundir.access import Access, Guard, connection_problem, masked
 LIMIT_BYTES = 4 * 1024 * 1024
 # OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
 SETTLE_S = 6.0
+# So long a decode engine's span is awaited after its prefill engine's: it is sent when all has been generated.
+DECODE_S = 300.0
 MOST_CONNECTIONS, LEAST_CONNECTIONS = 256, 8
 _OWN_DESCRIPTORS = 96
 GRPC_PORT = 4317

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, takewhile
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from sidelight.rundir.columns import Ints, concat, take
 from sidelight.scraper.series.log import FailureRecord, ScrapeRow
 from sidelight.scraper.spans.received import ReceivedSpan, SharingProcesses, process_of
 from sidelight.scraper.spans.requests import request_spans
-from sidelight.scraper.spans.spec import SETTLE_S
+from sidelight.scraper.spans.spec import DECODE_S, SETTLE_S
 from sidelight.sidecar.live.lately import Lately
 
 LATEST, LATEST_S = 1000, 60.0  # requests: what is said of them costs some milliseconds each time
@@ -92,8 +92,12 @@ class LiveParts:
         for estimated in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
             self._count(estimated.requests, self._with_gateways(estimated), estimated.attribution, now_ns)
         before_ns = now_ns - round(WINDOW_S * 1e9)
-        while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
-            self._take(next(iter(self._spans)))
+        halves_ns = now_ns - round(DECODE_S * 1e9)
+        old = takewhile(lambda item: item[1][0].received_ns < before_ns, self._spans.items())
+        for trace_id, spans in list(old):
+            awaited_ns = halves_ns if self._sharing.is_half(_processes(spans)) else before_ns
+            if spans[-1].received_ns < awaited_ns:
+                self._take(trace_id)
         self._gateways.forget(before_ns)
         self.latest.forget(now_ns)
 

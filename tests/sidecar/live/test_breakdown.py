@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import recordings
 from recordings import Case
-from sent_spans import S, engine, export, gateway
+from sent_spans import MS, NOON, S, engine, export, gateway, two_pods
 
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.clock import iso_ms
@@ -196,3 +196,28 @@ def test_spans_of_another_trace_are_joined_by_the_id_of_the_reply(case: Case):
     passed(log, parts, [], spans)
     assert {"trace": 10, "response": 0, "histogram": 0, "none": 0} == parts.counts.requests
     assert sum(range(10)) / 1e3 == pytest.approx(parts.counts.ttft["queue", "trace"].sum_s)
+
+
+def test_a_prefill_engines_span_is_there_still_when_its_decode_engine_has_ended():
+    """Two minutes later, once two engines are known to share requests: no page says then that one served it."""
+    parts = LiveParts()
+    for number, lasting_s in enumerate((1, 120), start=1):
+        trace, at_s = bytes([number]) * 16, 200.0 * number
+        for place, (pod, sent) in enumerate(zip(("p", "d"), two_pods(trace=trace), strict=True)):
+            sent.start_time_unix_nano += round(at_s * S)
+            sent.end_time_unix_nano += round((at_s + lasting_s * place) * S)
+            for attribute in sent.attributes:
+                if attribute.key in ("gen_ai.latency.e2e", "gen_ai.latency.time_in_model_decode"):
+                    attribute.value.double_value += lasting_s * place
+            came_s = at_s + 1.0 + lasting_s * place
+            parts.poll(NOON + round(came_s * S))
+            parts.spans(list(export([sent], at_s=came_s, instance=pod, machine="node").spans()))
+            parts.poll(NOON + round(came_s * S))
+        begin_ns = NOON + round(at_s * S)
+        stamps = {"submit_ns": begin_ns + 40 * MS, "end_ns": begin_ns + (700 + 1000 * lasting_s) * MS}
+        first = dict.fromkeys(("first_output_ns", "first_token_ns"), begin_ns + 380 * MS)
+        usual = {"status": "ok", "http_status": 200, "trace_id": trace.hex(), **stamps, **first}
+        now_ns = NOON + round((at_s + lasting_s + 2) * S)
+        parts.ended(recordings.request_log([usual]), now_ns)
+        parts.poll(now_ns)
+        assert 0.04 * number == pytest.approx(parts.counts.ttft["decode_queue", "trace"].sum_s)
