@@ -301,6 +301,19 @@ def test_the_handshake_and_the_transfer_of_sglang_are_no_queue():
     assert [0.465] == parts.decode_s.tolist()
 
 
+@pytest.mark.parametrize("ttft_s", [1e300, -0.005])
+def test_an_impossible_ttft_leaves_no_part_that_is_impossible(ttft_s: float):
+    """No number is beyond int64: it is refused, or left out of what is known; the sum is the TTFT all the same."""
+    prefill, decode = two_pods(80)
+    for attribute in decode.attributes:
+        if attribute.key == "gen_ai.latency.time_to_first_token":
+            attribute.value.double_value = ttft_s
+    parts = parts_of(shared(b"t" * 16), [export([prefill], instance="p"), export([decode], instance="d")])
+    known = milliseconds(parts)
+    assert all(0 <= time_ms <= WAIT_MS for time_ms in known.values())
+    assert sum(known.values()) == pytest.approx(WAIT_MS if parts.source[0] != "none" else 0.0)
+
+
 def test_a_stage_of_that_name_is_no_part_of_one_engines_ttft():
     """SGLang's decode_waiting, behind the first token."""
     stages = {"prefill_waiting": (5.0, 25.0), "prefill_forward": (25.0, 125.0), "decode_waiting": (125.0, 145.0)}
