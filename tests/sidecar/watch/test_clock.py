@@ -119,10 +119,10 @@ async def test_it_is_not_ready_while_what_comes_cannot_be_counted(tmp_path: Path
     """For a defect of ours, which does not end it; it is ready again when that is over."""
     forget, is_broken = TraceWindow._forget, True
 
-    def fail(window: TraceWindow, before_ns: int) -> None:
+    def fail(window: TraceWindow, now_ns: int, before_ns: int) -> None:
         if is_broken:
             raise ZeroDivisionError
-        forget(window, before_ns)
+        forget(window, now_ns, before_ns)
 
     monkeypatch.setattr(TraceWindow, "_forget", fail)
     said = Said()
