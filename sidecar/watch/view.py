@@ -230,6 +230,7 @@ class WatchView:
             ended=recent.clients > recent.failed,
             restarted_s=(now_ns - max(restarted_ns)) / 1e9 if restarted_ns else None,
             waiting=self._engines.waiting_lately(waiting, now_ns),
+            means_ms=self._engines.means_ms(),
             objectives=slo,
             when=self._objectives.when,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.report.advice import (
@@ -28,6 +28,7 @@ from sidelight.exporter.report.verdict.state import (
     JudgedState,
     by_objectives,
     by_parts,
+    is_queueing,
     unseen_headline,
 )
 from sidelight.exporter.summary.verdict import (
@@ -59,6 +60,7 @@ class Current:
     silent      the metrics pages that no longer answer, with since when and why; `ended`: requests end all the same
     waiting     the most that waited in each of the last stretches of time
     queue       advice on the queue, which needs no request with known parts
+    means_ms    mean TTFT and queue by engines' pages
     unseen      requests of engines without a client's span
     unread      why neither pages nor spans of the engine can say where time goes
     objectives  as they stand, or stood some seconds ago, and `when`: over which time
@@ -80,6 +82,7 @@ class Current:
     waiting: Sequence[float | None]
     observed: Observations | None
     queue: Advice | None
+    means_ms: Mapping[str, float] = field(default_factory=dict)
     unseen: int = 0
     unread: str = ""
     objectives: Sequence[ObjectiveResult] = ()
@@ -109,7 +112,7 @@ def current_verdict(now: Current) -> RunVerdict:
         cures = {"missed": of_missed(large, now.objectives), "overloaded": "add a replica"}
         otherwise = cures.get(judged.state, "nothing: no wait stands out")
         do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), otherwise)
-    elif now.queue is not None:
+    elif now.queue is not None and is_queueing(now.means_ms):
         why, do = now.queue.seen, now.queue.cure
     elif judged.state == "not_judged" and is_unseen:
         why, do = WITHOUT_CLIENT, CLIENT_SPANS if now.unseen else NO_SPANS

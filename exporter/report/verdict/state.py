@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sidelight.correlator.parts import CAUSES
+from sidelight.exporter.report.advice import LARGE
 from sidelight.exporter.summary.verdict import State, Subject
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.rundir.printable.numbers import cell, count_of, ms, spoken
@@ -32,6 +34,11 @@ def unseen_headline(engine_requests: int) -> str:
     if not engine_requests:
         return "Not judged: requests end, and no span of a client came."
     return f"Not judged: {count_of(engine_requests, 'engine request')} came without a client's span."
+
+
+def is_queueing(means_ms: Mapping[str, float]) -> bool:
+    """Return whether the queue may be a large part of the TTFT by engines' pages."""
+    return not means_ms.get("queue", math.inf) < LARGE * means_ms.get("TTFT", 0.0)
 
 
 def page_means(means_ms: Mapping[str, float], when: str = "") -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.live.reasons import NO_CLIENT
-from sidelight.exporter.report.advice import LARGE, advice_on_queue, observed
+from sidelight.exporter.report.advice import advice_on_queue, observed
 from sidelight.exporter.report.verdict.shown import served_figure
 from sidelight.exporter.report.verdict.state import (
     CLIENT_SPANS,
     NO_SPANS,
     WITHOUT_CLIENT,
+    is_queueing,
     page_means,
     unseen_headline,
 )
@@ -31,8 +32,7 @@ def unseen_verdict(summary: Summary, watch: WatchedTraffic) -> RunVerdict:
     means_ms = {
         label: 1e3 * each.stats.mean for label, each in stated if each and not isinstance(each.stats.mean, UnsetType)
     }
-    is_queueing = means_ms.get("queue", 0.0) >= LARGE * means_ms.get("TTFT", 0.0)
-    queue = advice_on_queue(seen.waited, seen.limits, seen.preemptions) if is_queueing else None
+    queue = advice_on_queue(seen.waited, seen.limits, seen.preemptions) if is_queueing(means_ms) else None
     return RunVerdict(
         state="not_judged",
         cause="queue" if queue else "none",

@@ -21,7 +21,7 @@ import sidelight
 from sidelight.correlator.opening import open_run
 from sidelight.correlator.parts import E2E_PARTS
 from sidelight.correlator.statistics.queueing import WhileWaiting
-from sidelight.exporter.report.advice import Observations, mean_shares
+from sidelight.exporter.report.advice import Advice, Observations, mean_shares
 from sidelight.exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary
@@ -258,6 +258,7 @@ QUIET = Current(
     served_per_s=4.0, offered_per_s=4.1, ttft_ms={"p50": 180.0, "p99": 1234.0}, sent=100, failed=0, silent={},
     ended=True, waiting=[0.0, 0.0], observed=SEEN, queue=None,
 )  # fmt: skip
+QUEUED = Advice(seen="some reason", cure="some cure")
 FEW_MET = (msgspec.structs.replace(OBJECTIVE, requests=19),)
 ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
 
@@ -321,6 +322,19 @@ def test_a_watch_without_clients_spans_is_explained_by_pages(
         ({"observed": None, "unseen": 160}, "not_judged", "none", "160 engine requests"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "Have clients"),
         ({"observed": None, "sent": 0}, "not_judged", "none", "no span of a client"),
+        (
+            {"observed": None, "queue": QUEUED, "means_ms": {"TTFT": 9.0, "queue": 4.0}},
+            "not_judged",
+            "none",
+            "Some cure",
+        ),
+        (
+            {"observed": None, "queue": QUEUED, "means_ms": {"TTFT": 9.0, "queue": 3.0}},
+            "not_judged",
+            "none",
+            "Wait for",
+        ),
+        ({"observed": None, "queue": QUEUED, "means_ms": {"TTFT": 9.0}}, "not_judged", "none", "Some cure"),
         ({"failed": 3, "restarted_s": 13.2}, "failing", "server", "it runs again"),
         ({"failed": 3, "restarted_s": 13.2, "ended": False}, "failing", "server", "whether it still runs"),
         ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),
