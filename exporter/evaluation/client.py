@@ -14,6 +14,7 @@ from sidelight.exporter.summary.result import Tokenizer, Workload
 from sidelight.loadgen.host.clock_sync import ClockSummary
 from sidelight.loadgen.host.cpu_steal import MachineLoad
 from sidelight.loadgen.host.round_trip import RoundTrip
+from sidelight.loadgen.requests.rates import cost
 from sidelight.loadgen.requests.self_check.check import SelfCheck, self_check
 from sidelight.loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node
 from sidelight.loadgen.requests.slo.objectives import parse_slo
@@ -40,10 +41,11 @@ def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:
         stopped=run.status == "interrupted",
         held=_held_back(run, measured),
     )
-    nodes = _nodes(run)
+    nodes, steady, price = _nodes(run), steady_throughput(measured, window.start_ns), config.get("price")
     return msgspec.structs.replace(
         client,
-        steady=steady_throughput(measured, window.start_ns),
+        steady=steady,
+        cost=cost(price, steady, msgspec.structs.asdict(client.throughput)) if price else UNSET,
         by_node=by_node(measured, nodes, start_ns=window.start_ns, open_loop=not closed_loop(run)) if nodes else UNSET,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.plan.rates import pace_of
-from sidelight.loadgen.requests.rates import Rates, SteadyThroughput
+from sidelight.loadgen.requests.rates import OutputCost, Rates, SteadyThroughput
 from sidelight.loadgen.requests.summary import HeldBack
 from sidelight.rundir.printable.numbers import agree, cell, spoken
 
@@ -67,6 +67,26 @@ def rate_lines(summary: Summary) -> Iterator[str]:
         yield f"Throughput{drain}: {', '.join(shown)}"
     if own_load and (steady := summary.client.steady):
         yield from _steady(steady)
+    if summary.client.cost:
+        yield _cost(summary.client.cost)
+
+
+def _cost(cost: OutputCost) -> str:
+    """Return the cost of output, in the currency of `--price`."""
+    ends = cost.million_output_tokens_ci95
+    interval = f" (95 % interval {cost_cell(ends[0])} to {cost_cell(ends[1])})" if ends else ""
+    of = (
+        (cost.million_output_tokens, f" for a million output tokens{interval}"),
+        (cost.request, " for a request"),
+        (cost.good_request, " for a request that met every objective"),
+    )
+    shown = [f"{cost_cell(value)}{what}" for value, what in of if value is not None]
+    return f"At {cost_cell(cost.price_per_h)} an hour: {', '.join(shown) or 'nothing was served'}"
+
+
+def cost_cell(value: float) -> str:
+    """Return an amount of money with three digits, however small."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _steady(steady: SteadyThroughput) -> Iterator[str]:

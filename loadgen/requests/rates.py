@@ -6,6 +6,7 @@ nothing was sent any more. Of a short or an overloaded run these are most of its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.columns import Floats, Ints, take
-from sidelight.rundir.fields import UNSET, Amount, Count, Reasons, StampNs, doc
+from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Reasons, StampNs, doc
 
 # How long a request takes is read off those that found the system empty, before any queue.
 EARLY_REQUESTS = 10
@@ -97,6 +98,44 @@ class SteadyThroughput(msgspec.Struct, frozen=True, kw_only=True):
     mser5_left_out: Annotated[
         float | None, doc("share of the load that MSER-5 would leave out; null below 50 that ended", "ratio")
     ]
+
+
+class OutputCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of the measured system's output, in the currency of `--price`."""
+
+    price_per_h: Annotated[Amount, doc("the price", "1/h")]
+    million_output_tokens: Annotated[
+        float | None, doc("of a million output tokens; null where there were none", NO_UNIT)
+    ]
+    million_output_tokens_ci95: Annotated[
+        tuple[float, float] | None,
+        doc("95 % interval of that, by the interval of `steady.output_tokens_per_s`", NO_UNIT),
+    ]
+    request: Annotated[float | None, doc("of a request that ended ok", NO_UNIT)]
+    good_request: Annotated[float | None, doc("of a request that met every objective; null without `--slo`", NO_UNIT)]
+
+
+def cost(price_per_h: float, steady: SteadyThroughput | None, per_s: Mapping[str, float | None]) -> OutputCost:
+    """Return the cost of tokens and requests at some rates.
+
+    Tokens by the steady part of the load where that is known, else by the window's rates, `per_s`. What waits costs as
+    much as what is served: the system is paid for by the hour.
+    """
+    tokens_per_s = steady.output_tokens_per_s if steady else None
+    ends = steady.output_tokens_per_s_ci95 if steady and tokens_per_s else None
+
+    def of(rate: float | None, amount: int = 1) -> float | None:
+        return amount * price_per_h / 3600 / rate if rate else None
+
+    return OutputCost(
+        price_per_h=price_per_h,
+        million_output_tokens=of(tokens_per_s or per_s["output_tokens_per_s"], 10**6),
+        million_output_tokens_ci95=(1e6 * price_per_h / 3600 / ends[1], 1e6 * price_per_h / 3600 / ends[0])
+        if ends and ends[0] > 0
+        else None,
+        request=of(per_s["requests_per_s"]),
+        good_request=of(per_s["goodput_requests_per_s"]),
+    )
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):

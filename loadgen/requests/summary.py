@@ -28,6 +28,7 @@ from sidelight.loadgen.requests.other_benchmarks.siclait import Siclait, siclait
 from sidelight.loadgen.requests.rates import (
     TOO_MANY_FAILED,
     Outage,
+    OutputCost,
     Rates,
     SteadyThroughput,
     errors_by_kind,
@@ -233,6 +234,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
             source="draft `steady-state`",
         ),
     ] = None
+    cost: Annotated[OutputCost | UnsetType, doc("what its output cost, by `--price`; absent without")] = UNSET
     latency_adjustment: Annotated[
         Literal["none"],
         doc(

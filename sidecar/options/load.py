@@ -361,6 +361,14 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     formats: Formats = DEFAULT_FORMATS
     trace_url: TraceUrl = None
     listen: Listen = None
+    price: Annotated[
+        Annotated[float, Meta(ge=1e-6, le=1e9)] | None,
+        option(
+            OUTPUT,
+            "Price of the measured system per hour, such as of all its GPUs, in any currency: the report says what a "
+            "million output tokens and a good request cost.",
+        ),
+    ] = None
     tag: Annotated[
         tuple[str, ...],
         repeatable(OUTPUT, "Label of every series on the live page, NAME=VALUE (repeatable), e.g. build=1234."),
