@@ -19,11 +19,11 @@ import numpy as np
 
 from sidelight.correlator.attribute import NO_FIRST
 from sidelight.correlator.estimate.table import BY_TIME, Attribution
-from sidelight.correlator.exact.clock_offset import ClockOffsets, first_output_ns, first_token_ns
+from sidelight.correlator.exact.clock_offset import ClockOffsets, first_token_ns
 from sidelight.correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
 from sidelight.correlator.gateways import GatewayColumns, gateway_columns
 from sidelight.correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Part
-from sidelight.correlator.requests import RequestColumns
+from sidelight.correlator.requests import RequestColumns, first_output_ns
 from sidelight.loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
 from sidelight.recorded.gateway_spans import GatewaySpan
 from sidelight.rundir.columns import Bools, Floats, Ints, Texts, texts_of

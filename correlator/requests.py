@@ -49,6 +49,11 @@ def of_log(log: RequestLog) -> Requests:
     return Requests(**{column.name: getattr(log, column.name) for column in fields(Requests)})
 
 
+def first_output_ns(requests: RequestColumns) -> Ints:
+    """Return the stamps of first outputs [n], else of first tokens."""
+    return np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
+
+
 _TLS_SCHEMES = ("https", "wss", "grpcs")
 
 

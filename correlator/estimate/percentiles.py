@@ -145,15 +145,11 @@ def server_means(
     reasons = "; ".join(dict.fromkeys(absent.reason for absent in observed if isinstance(absent, Missing)))
     inside = window.holds(ended_ns)
     timed = int((inside & np.isfinite(ttft_s)).sum())
-    count, queue_s, prefill_s = 0, 0.0, 0.0
     for ends in engines:
         inside &= ended_ns <= ends.end_ns[-1]
         if ends.start_ns[0] > window.start_ns:
             inside &= ended_ns > ends.start_ns[0]
-        rows = ends.end_ns > window.start_ns
-        count += int(ends.count[rows].sum())
-        queue_s += float(ends.sums["queue"][rows].sum())
-        prefill_s += float(ends.sums["prefill"][rows].sum())
+    count, queue_s, prefill_s = _sums(engines, window)
     known_s = ttft_s[inside & np.isfinite(ttft_s)]
     missing = None
     if not engines:
@@ -178,16 +174,21 @@ def server_means(
 
 def _with_decode(means: ServerMeans, engines: Sequence[Observed], window: Window) -> ServerMeans:
     """Return means with those of a decode pool; as they are where it ended other requests."""
-    ends = [engine.ends for engine in engines]
-    rows = [each.end_ns > window.start_ns for each in ends]
-    ended = sum(int(each.count[inside].sum()) for each, inside in zip(ends, rows, strict=True))
-    if abs(ended - means.server_requests) > max(1.0, _ALIKE * ended):
+    ended, queue_s, prefill_s = _sums([engine.ends for engine in engines], window)
+    if not ended or abs(ended - means.server_requests) > max(1.0, _ALIKE * ended):
         return means
-    sums_s = {
-        name: sum(float(each.sums[name][inside].sum()) for each, inside in zip(ends, rows, strict=True))
-        for name in ("queue", "prefill")
-    }
-    return replace(means, decode_queue_s=sums_s["queue"] / ended, first_step_s=sums_s["prefill"] / ended)
+    return replace(means, decode_queue_s=queue_s / ended, first_step_s=prefill_s / ended)
+
+
+def _sums(engines: Sequence[ScrapeIntervals], window: Window) -> tuple[int, float, float]:
+    """Return the number of ended requests, and their sums of queue and prefill, s."""
+    count, queue_s, prefill_s = 0, 0.0, 0.0
+    for ends in engines:
+        rows = ends.end_ns > window.start_ns
+        count += int(ends.count[rows].sum())
+        queue_s += float(ends.sums["queue"][rows].sum())
+        prefill_s += float(ends.sums["prefill"][rows].sum())
+    return count, queue_s, prefill_s
 
 
 def drained_means(

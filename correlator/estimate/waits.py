@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from sidelight.correlator.requests import RequestColumns
+from sidelight.correlator.requests import RequestColumns, first_output_ns
 from sidelight.rundir.columns import Bools, Floats, Indices, Ints
 
 SHARED_STEP_S = 0.004
@@ -43,7 +43,7 @@ class Waits:
 def read_waits(requests: RequestColumns, rows: Indices, origin_ns: int) -> Waits:
     """Read some requests off their log. A reply refused by a content filter was made by the engine all the same."""
     # The engine observes its first output, whatever that is; the first that is not blank may come later.
-    first_ns = np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)[rows]
+    first_ns = first_output_ns(requests)[rows]
     submit_s, first_s, end_s = (
         np.where(stamps_ns >= 0, (stamps_ns - origin_ns) / 1e9, np.nan)
         for stamps_ns in (requests.submit_ns[rows], first_ns, requests.end_ns[rows])

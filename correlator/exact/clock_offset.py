@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sidelight.correlator.exact.table import SLACK_S, Joined
-from sidelight.correlator.requests import RequestColumns
+from sidelight.correlator.requests import first_output_ns
 from sidelight.loadgen.requests.metrics import span_s
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.nodes import NodeTime, clock_errors_ns
@@ -125,8 +125,10 @@ def handed_over(
     Where it is mostly smaller than the error, or than twice that of an offset that nothing else speaks for, it is left
     where it is: outside the engines.
     """
-    router_s, error_s = np.full((2, len(joined)), np.nan)
     shared = np.isfinite(joined.hand_over_s)
+    if not shared.any():
+        return joined
+    router_s, error_s = np.full((2, len(joined)), np.nan)
     # It is at most what the client waited for beside both engines.
     whole_s = np.where(requests.status == "ok", span_s(requests.submit_ns, requests.end_ns), np.nan)
     waited_s = span_s(requests.submit_ns, first_output_ns(requests))
@@ -158,11 +160,6 @@ def handed_over(
         "end_ns": np.where(joined.end_ns >= 0, joined.end_ns + np.rint(added_s * 1e9).astype(np.int64), -1),
     }
     return replace(joined, **columns)
-
-
-def first_output_ns(requests: RequestColumns) -> Ints:
-    """Return the stamps of first outputs [n], else of first tokens."""
-    return np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
 
 
 def _offset(least: Ints, most: Ints, *, may_be_ours: bool) -> ClockOffset:
