@@ -313,7 +313,7 @@ async def test_a_server_that_is_killed_is_an_error():
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), BOUND_S))
         async with contextlib.AsyncExitStack() as stack:
             sent = {}
-            for protocol in set(STREAMED) - {"tgi", "ollama"}:  # whose replies end when the model wants
+            for protocol in set(STREAMED) - {"messages", "tgi", "ollama"}:  # whose replies end when the model wants
                 url = ready["grpc_url" if protocol == "grpc" else "url"]
                 sent[protocol], _ = await stack.enter_async_context(under_way(url, protocol))
             process.kill()

@@ -1,4 +1,4 @@
-"""Warnings about an engine's counts beside the client's: requests, tokens, health probes."""
+"""Warnings about counts: an engine's beside the client's, short replies, health probes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.opening import WatchRun
 from sidelight.exporter.summary.correlation import COMPARABLE_RATIO, Correlation
+from sidelight.loadgen.protocols.table import PROTOCOLS
 from sidelight.loadgen.requests.self_check.nodes import clock_line, late_orders, slower_nodes, unknown_clocks
 from sidelight.loadgen.requests.summary import ClientSummary
 from sidelight.loadgen.requests.table.log import RequestLog
@@ -115,6 +116,27 @@ def probes(run: Run, client: ClientSummary, server: Server, correlation: Correla
                 f"the engine queued {count_of(queued, 'request')} and ended {ended:,.0f}: "
                 f"the others may be health probes, and then {biased}"
             )
+
+
+def short_replies(run: Run, ok: RequestLog) -> Iterator[str]:
+    """Yield a warning if replies ended early although `ignore_eos` was sent. Others must have reached their length."""
+    config, target = run.manifest["config"], run.manifest.get("target", {})
+    protocol = PROTOCOLS.get(config.get("endpoint"))
+    if not config.get("ignore_eos") or "ignore_eos" in target.get("refused_fields", ()):
+        return
+    if protocol is not None and not protocol.has_ignore_eos:
+        return
+    tokens = np.maximum(ok.output_tokens, np.diff(ok.chunk_start))
+    counted = (ok.output_tokens >= 0) & (ok.output_tokens_source != "estimate") & (ok.max_tokens > 0)
+    short = counted & (tokens < ok.max_tokens)
+    if short.any() and (counted & ~short).any():
+        came = count_of(round(np.median(tokens[short])), "token")
+        were = agree(short.sum(), "was", "were")
+        yield (
+            f"{short.sum()} of {counted.sum()} replies {were} shorter than asked ({came} for "
+            f"{np.median(ok.max_tokens[short]):.0f}, medians), although ignore_eos was sent and others reached their "
+            "length: their times and the throughput are not those of the load that was asked for"
+        )
 
 
 def node_lines(client: ClientSummary) -> Iterator[str]:

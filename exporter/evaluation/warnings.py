@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from sidelight.correlator.live.reasons import explain_breaks, explain_split
 from sidelight.correlator.opening import WatchRun
-from sidelight.exporter.evaluation.comparability import comparability, node_lines, probes
+from sidelight.exporter.evaluation.comparability import comparability, node_lines, probes, short_replies
 from sidelight.exporter.evaluation.server import acceptance, span_gaps_of
 from sidelight.exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from sidelight.exporter.summary.correlation import Correlation, ReceivedSpans, RecordsOfRequests
@@ -102,7 +102,7 @@ def warnings(
     if not isinstance(run, WatchRun):
         yield from _blanks(run, client, correlation)
         yield from _buffering(ok, check.error_ms.ttft.p99 or 0.0)
-        yield from _short(run, ok)
+        yield from short_replies(run, ok)
         yield from _repeats(run, workload) or _cache(run, ok, workload, server)
     yield from _clipping(workload)
 
@@ -389,24 +389,6 @@ def _buffering(ok: RequestLog, error_ms: float) -> Iterator[str]:
         first = f"the first {np.median(together[held]):.0f} pieces (median) of {held.sum()} of {len(ok)} replies"
         late = f"Their TTFT is about {np.median(held_ms[held]):.0f} ms too long (median)"
         yield f"{first} came in one read: {BUFFERED}. {late}"
-
-
-def _short(run: Run, ok: RequestLog) -> Iterator[str]:
-    """Yield a warning if replies ended early although `ignore_eos` was sent. Others must have reached their length."""
-    config, target = run.manifest["config"], run.manifest.get("target", {})
-    if not config.get("ignore_eos") or "ignore_eos" in target.get("refused_fields", ()):
-        return
-    tokens = np.maximum(ok.output_tokens, np.diff(ok.chunk_start))
-    counted = (ok.output_tokens >= 0) & (ok.output_tokens_source != "estimate") & (ok.max_tokens > 0)
-    short = counted & (tokens < ok.max_tokens)
-    if short.any() and (counted & ~short).any():
-        came = count_of(round(np.median(tokens[short])), "token")
-        were = agree(short.sum(), "was", "were")
-        yield (
-            f"{short.sum()} of {counted.sum()} replies {were} shorter than asked ({came} for "
-            f"{np.median(ok.max_tokens[short]):.0f}, medians), although ignore_eos was sent and others reached their "
-            "length: their times and the throughput are not those of the load that was asked for"
-        )
 
 
 def _repeats(run: Run, workload: Workload) -> list[str]:

@@ -93,14 +93,15 @@ def json_body(fields: Mapping[str, object], target: RequestTarget) -> bytes:
 # is a whole request that holds only the new turn; its own settings (model, lengths) are those sent.
 
 
-def carry_messages(name: str, previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
+def carry_messages(name: str, previous_body: bytes, reply_text: str, added_body: bytes, *, constant: str = "") -> bytes:
     """Return the next turn of a request with a list of messages in `name`.
 
-    The reply becomes the assistant's message.
+    The reply becomes the assistant's message. The field `constant` goes on unless the turn has its own.
     """
     previous, added = _object(previous_body), _object(added_body)
     history = [*previous[name], {"role": "assistant", "content": reply_text}]
-    return msgspec.json.encode({**added, name: [*history, *added[name]]})
+    constants = {constant: previous[constant]} if constant in previous else {}
+    return msgspec.json.encode({**constants, **added, name: [*history, *added[name]]})
 
 
 def carry_text(name: str, previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:

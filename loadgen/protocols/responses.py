@@ -15,7 +15,7 @@ from sidelight.loadgen.protocols.reading.events import SseEvent
 from sidelight.loadgen.protocols.reading.failures import NULL, Payload, stated, states_nothing
 from sidelight.loadgen.protocols.reading.stream import Form, ReplyState, reader
 from sidelight.loadgen.protocols.reading.timings import of_vllm
-from sidelight.loadgen.protocols.request import RequestContent, carry_messages, json_body
+from sidelight.loadgen.protocols.request import RequestContent, json_body
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
 # What a length limit is called here, and everywhere else.
@@ -35,15 +35,6 @@ def body(asked: RequestContent) -> bytes:
         "ignore_eos": asked.ignore_eos or None,
     }
     return json_body(fields, asked.target)
-
-
-def carry(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
-    """Return the next turn: messages in `input`; the instructions beside them go on unless the turn has its own."""
-    previous = msgspec.json.decode(previous_body)
-    instructions = {"instructions": previous["instructions"]} if "instructions" in previous else {}
-    return carry_messages(
-        "input", previous_body, reply_text, msgspec.json.encode(instructions | msgspec.json.decode(added_body))
-    )
 
 
 class _Part(msgspec.Struct, gc=False):

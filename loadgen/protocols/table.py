@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from sidelight.loadgen.protocols import kserve, models, ollama, openai, responses, sglang, tgi, websocket
+from sidelight.loadgen.protocols import kserve, messages, models, ollama, openai, responses, sglang, tgi, websocket
 from sidelight.loadgen.protocols.reading.stream import Form
 from sidelight.loadgen.protocols.request import Prompt, RequestContent, RequestTarget, carry_messages, carry_text
 
@@ -33,6 +33,7 @@ class Protocol:
     models     where the server lists its models, and how that is read; None where it cannot be asked over HTTP
     streams    whether replies come in pieces, so that the client sees a first token
     templated  whether the server puts prompts under the model's chat template
+    has_ignore_eos  whether a request can ask to ignore the end of a sequence; elsewhere lengths are the model's
     provider   gen_ai.provider.name of its spans, where no engine was recognised
     """
 
@@ -45,6 +46,7 @@ class Protocol:
     models: models.Listing | None = models.OPENAI
     streams: bool = True
     templated: bool = True
+    has_ignore_eos: bool = True
     provider: str = "openai"
 
     def encode(
@@ -89,7 +91,12 @@ PROTOCOLS: dict[str, Protocol] = {
             carry=partial(carry_text, "prompt"), templated=False,
         ),
         Protocol(
-            name="responses", path="/v1/responses", body=responses.body, form=responses.FORM, carry=responses.carry
+            name="responses", path="/v1/responses", body=responses.body, form=responses.FORM,
+            carry=partial(carry_messages, "input", constant="instructions"),
+        ),
+        Protocol(
+            name="messages", path="/v1/messages", body=messages.body, form=messages.FORM,
+            carry=partial(carry_messages, "messages", constant="system"), has_ignore_eos=False, provider="anthropic",
         ),
         Protocol(
             name="websocket", transport="websocket", path="/v1/stream", body=websocket.body, form=websocket.FORM,
@@ -105,11 +112,11 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             name="tgi", path="/generate_stream", body=tgi.body, form=tgi.FORM, carry=partial(carry_text, "inputs"),
-            models=models.TGI, templated=False, provider="tgi",
+            models=models.TGI, templated=False, has_ignore_eos=False, provider="tgi",
         ),
         Protocol(
             name="ollama", path="/api/chat", body=ollama.body, form=ollama.FORM, carry=_messages,
-            models=models.OLLAMA, provider="ollama",
+            models=models.OLLAMA, has_ignore_eos=False, provider="ollama",
         ),
         Protocol(
             name="exo", path="/bench/chat/completions", body=openai.exo_body, form=openai.FORM, carry=_messages,

@@ -6,7 +6,7 @@ from functools import partial
 
 from aiohttp import web
 
-from sidelight.simulator.api.dialects import exo, ollama, responses, sglang, tgi
+from sidelight.simulator.api.dialects import exo, messages, ollama, responses, sglang, tgi
 from sidelight.simulator.api.dialects.dialect import Dialect
 from sidelight.simulator.api.requests import Generation, RefusedError
 from sidelight.simulator.api.service import SERVICE, Service, answering, reply_id, streamed, submitted, whole
@@ -61,6 +61,7 @@ def _tags(service: Service) -> object:
 
 ROUTES = [
     web.post("/v1/responses", partial(_answer, dialect=responses.DIALECT)),
+    web.post("/v1/messages", partial(_answer, dialect=messages.DIALECT)),
     web.post("/generate", _generate),
     web.post("/generate_stream", partial(_answer, dialect=tgi.STREAMED)),
     web.post("/api/chat", partial(_answer, dialect=ollama.DIALECT)),

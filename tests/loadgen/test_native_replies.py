@@ -37,6 +37,10 @@ def _responses(kind: str, **fields: object) -> dict[str, object]:
     return {"type": f"response.{kind}", **fields}
 
 
+def _delta(kind: str, text: str) -> dict[str, object]:
+    return {"type": "content_block_delta", "index": 0, "delta": {"type": f"{kind}_delta", kind: text}}
+
+
 def _sglang(text: str, tokens: int, finish: object = None, **meta: object) -> dict[str, object]:
     counts = {"id": "r1", "prompt_tokens": 9, "completion_tokens": tokens, "finish_reason": finish}
     return {"text": text, "meta_info": counts | meta}
@@ -67,6 +71,9 @@ def _kserve(text: str | None, *, final: bool = False, **counts: int) -> bytes:
 
 USAGE = {"input_tokens": 9, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 8}}
 ENDED = {"id": "r1", "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "usage": USAGE}
+STARTED = {"input_tokens": 9, "output_tokens": 0}
+# As vLLM's: input tokens are without those of the cache.
+MESSAGE_USAGE = {"input_tokens": 1, "output_tokens": 3, "cache_read_input_tokens": 8}
 DETAILS = {"finish_reason": "length", "generated_tokens": 3, "input_length": 9}
 COUNTS = {"prompt_tokens": 9, "completion_tokens": 3}
 # The same reply of three tokens, " hé", " " and "llo", in each protocol: content type, pieces.
@@ -91,6 +98,18 @@ STREAMS: dict[str, tuple[str, list[bytes]]] = {
             *(_responses("output_text.delta", delta=text) for text in (" hé", " ", "llo")),
             _responses("output_text.done", text=" hé llo"),
             _responses("incomplete", response=ENDED),
+            named=True,
+        ),
+    ),
+    "messages": (
+        SSE,
+        _sse(
+            {"type": "message_start", "message": {"id": "r1", "content": [], "usage": STARTED}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            *(_delta("text", text) for text in (" hé", " ", "llo")),
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": MESSAGE_USAGE},
+            {"type": "message_stop"},
             named=True,
         ),
     ),
@@ -166,7 +185,7 @@ def test_one_reply_in_every_protocol(protocol: str):
     ids = "" if protocol in {"tgi", "ollama"} else "r1"
     reason = "" if protocol == "grpc" else "length"
     assert [3, 9, reason, "", True, True, ids, "content", [3, 1, 3], 0] == _summary(reply)
-    before = {"chat": 1, "responses": 2}.get(protocol, 0)
+    before = {"chat": 1, "responses": 2, "messages": 2}.get(protocol, 0)
     assert [before + 1, before + 2, before + 3] == reply.chunk_ns.tolist()
     assert (before + 1, before + 3) == (reply.first_token_ns, reply.last_token_ns)
     text = _text(protocol, _head(STREAMS[protocol][0]), *pieces)
@@ -239,6 +258,7 @@ def _cut(data: st.DataObject, whole: bytes) -> list[bytes]:
 
 
 MIDWAY = {
+    "messages": _sse({"type": "error", "error": {"type": "overloaded_error", "message": "no"}}, named=True),
     "responses": _sse(_responses("failed", response={"id": "r1", "status": "failed", "error": {"message": "no"}})),
     "sglang": _sse({"error": {"message": "no"}}),
     "tgi": _sse({"error": "no", "error_type": "generation"}),
@@ -258,6 +278,7 @@ def test_an_error_in_the_middle_is_an_error(protocol: str):
 
 
 EMPTY = {
+    "messages": _sse({"type": "message_stop"}),
     "responses": [b"data: [DONE]\n\n"],
     "sglang": [b"data: [DONE]\n\n"],
     "tgi": _sse({"token": None, "generated_text": "", "details": DETAILS | {"generated_tokens": 0}}),
@@ -273,6 +294,7 @@ ABORTED = {
     "tgi": _sse(_tgi("", generated_text="", details=DETAILS | {"finish_reason": "error"})),
 }
 BLANK = {
+    "messages": _sse({"type": "ping"}, _delta("signature", "s"), _delta("partial_json", "")),
     "responses": _sse(_responses("function_call_arguments.delta", delta=""), _responses("x.delta", delta={})),
     "ollama": _lines({"message": {"content": "", "tool_calls": [{"function": {"name": ""}}]}, "done": False}),
     "websocket": _texts({"type": "delta", "tool_call": {}}, {"type": "delta", "tool_call": {"id": "c1"}}),
@@ -352,12 +374,14 @@ def test_sglangs_texts_are_whole_or_new(texts: list[str]):
 
 
 REASONING: dict[str, list[bytes]] = {
+    "messages": _sse(_delta("thinking", "hm")),
     "chat": _sse({"choices": [{"index": 0, "delta": {"reasoning_content": "hm"}}]}),
     "responses": _sse(_responses("reasoning_text.delta", delta="hm")),
     "ollama": _lines({"message": {"content": "", "thinking": "hm"}, "done": False}),
     "websocket": _texts({"type": "delta", "reasoning": "hm"}),
 }
 TOOLS: dict[str, list[bytes]] = {
+    "messages": _sse({"type": "content_block_start", "content_block": {"type": "tool_use", "name": "f", "input": {}}}),
     "chat": _sse({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}),
     "responses": _sse(_responses("function_call_arguments.delta", delta="{")),
     "ollama": _lines({"message": {"content": "", "tool_calls": [{"function": {"name": "f"}}]}, "done": False}),
@@ -394,6 +418,13 @@ def test_a_special_token_of_tgi_is_no_content():
 
 
 WHOLE = {
+    "messages": {
+        "id": "r1",
+        "type": "message",
+        "stop_reason": "max_tokens",
+        "usage": MESSAGE_USAGE,
+        "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "hé"}],
+    },
     "responses": {
         **ENDED,
         "output": [{"type": "reasoning"}, {"type": "message", "content": [{"type": "output_text", "text": "hé"}]}],

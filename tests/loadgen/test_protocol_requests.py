@@ -46,6 +46,13 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
             "max_output_tokens": 5, "temperature": 0.5, "stream": True, "store": False, "ignore_eos": True,
         },
     ),
+    "messages": (
+        "/v1/messages",
+        {
+            "model": "m", "system": "Be brief.", "messages": [{"role": "user", "content": "hé"}], "max_tokens": 5,
+            "temperature": 0.5, "stream": True,
+        },
+    ),
     "sglang": (
         "/generate",
         {
@@ -158,7 +165,7 @@ def test_what_is_left_out_of_a_request():
         assert "ignore_eos" not in json.loads(PROTOCOLS[name].encode(_target(name), X, 5, 0.0, ignore_eos=False)[1])
 
 
-@pytest.mark.parametrize("protocol", ["chat", "ollama", "websocket", "exo", "responses"])
+@pytest.mark.parametrize("protocol", ["chat", "ollama", "websocket", "exo", "responses", "messages"])
 def test_the_next_turn_of_a_session_with_roles(protocol: str):
     """What was said, the reply, and what the turn adds; settings are the turn's own, and instructions go on."""
     added = json.loads(_encoded(protocol, Prompt(text="and now?"))[1])
@@ -166,8 +173,8 @@ def test_the_next_turn_of_a_session_with_roles(protocol: str):
     field = "input" if protocol == "responses" else "messages"
     said = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"}]
     expected = {field: [*EXPECTED[protocol][1][field], *said]}
-    instructions = {"instructions": "Be brief."} if protocol == "responses" else {}
-    assert added | expected | instructions == json.loads(carried)
+    goes_on = {"responses": {"instructions": "Be brief."}, "messages": {"system": "Be brief."}}.get(protocol, {})
+    assert added | expected | goes_on == json.loads(carried)
 
 
 @pytest.mark.parametrize(("protocol", "field"), [("completions", "prompt"), ("sglang", "text"), ("tgi", "inputs")])

@@ -187,6 +187,7 @@ def test_the_clients_span_follows_the_conventions():
     [
         ("chat", "chat m", "openai"),
         ("responses", "chat m", "openai"),
+        ("messages", "chat m", "anthropic"),
         ("completions", "text_completion m", "openai"),
         ("tgi", "text_completion m", "tgi"),
         ("ollama", "chat m", "ollama"),

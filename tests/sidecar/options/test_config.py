@@ -324,6 +324,7 @@ def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[st
         ("chat", f"{URL}/v1/models", URL),
         ("completions", f"{URL}/v1/completions", URL),
         ("responses", f"{URL}/v1/responses", URL),
+        ("messages", f"{URL}/v1/messages", URL),
         ("ollama", f"{URL}/api/chat", URL),
         ("exo", f"{URL}/bench/chat/completions", URL),
     ],

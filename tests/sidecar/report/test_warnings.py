@@ -379,10 +379,12 @@ def test_replies_that_came_together_because_the_load_generator_was_late():
         ((20, 20), {"ignore_eos": True}, False),
         ((1, 2), {"ignore_eos": True}, False),
         ((20, 1), {"ignore_eos": False}, False),
+        ((20, 1), {"ignore_eos": True, "endpoint": "chat"}, True),
+        ((20, 1), {"ignore_eos": True, "endpoint": "messages"}, False),
     ],
 )
-def test_replies_that_are_shorter_than_asked(outputs: tuple[int, ...], config: dict[str, bool], is_said: bool):
-    """Where the end of a sequence was to be ignored, and was in others."""
+def test_replies_that_are_shorter_than_asked(outputs: tuple[int, ...], config: dict[str, object], is_said: bool):
+    """Where the end of a sequence was to be ignored, and was in others; not where no request can ask for that."""
     sent = [REPLY | {"output": count, "max_tokens": 20, "chunks": (120,), "phase": "measure"} for count in outputs]
     lines = [line for line in said({}, sent=sent, config=config) if "shorter than asked (1 token for 20" in line]
     assert is_said == bool(lines)

@@ -20,6 +20,12 @@ PROMPT = {"prompt": [256] * 64, "max_tokens": 4, "ignore_eos": True}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": PROMPT,
     "/v1/responses": {"input": "hello", "max_output_tokens": 4},
+    "/v1/messages": {
+        "model": "sim-llama",
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": "hello"}],
+        "stream": False,
+    },
     "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 4}},
     "/api/chat": {"model": "sim-llama", "messages": [{"role": "user", "content": "hello"}], "stream": False},
 }

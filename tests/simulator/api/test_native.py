@@ -131,6 +131,30 @@ async def test_responses_come_as_typed_events(client: aiohttp.ClientSession):
     assert last["output"] == whole["output"]
 
 
+async def test_messages_come_as_typed_events(client: aiohttp.ClientSession):
+    """A message, a block, a delta a token, the end of each; input tokens are without those of the cache, as in vLLM."""
+    said = {"role": "user", "content": "hello " * 20}
+    body = {"model": "sim-llama", "messages": [said], "max_tokens": 2, "system": "Be brief.", "stream": True}
+    await post(client, "/v1/messages", body)
+    _, _, stream = await post(client, "/v1/messages", body)
+    kinds = [line.removeprefix("event: ") for line in stream.splitlines() if line.startswith("event: ")]
+    events, record = payloads(stream), truth()
+    assert kinds == [event["type"] for event in events]
+    assert [
+        "message_start", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ] == kinds  # fmt: skip
+    assert {"input_tokens": record.prompt_tokens, "output_tokens": 0} == events[0]["message"]["usage"]
+    counts = {"output_tokens": 2, "cache_read_input_tokens": record.cached_tokens}
+    assert counts | {"input_tokens": record.prompt_tokens - record.cached_tokens} == events[5]["usage"]
+    assert 0 < record.cached_tokens
+    whole = json.loads((await post(client, "/v1/messages", body | {"stream": False}))[2])
+    assert ("max_tokens", "".join(event["delta"]["text"] for event in events[2:4])) == (
+        whole["stop_reason"],
+        whole["content"][0]["text"],
+    )
+
+
 async def test_exos_bench_never_streams(client: aiohttp.ClientSession):
     """And never stops before max_tokens; its rates are by its own definition."""
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "stream": True}
@@ -181,6 +205,8 @@ async def test_where_the_model_is_named(client: aiohttp.ClientSession, path: str
         ("/api/chat", {"model": "sim-llama", "messages": [], "options": {}}),
         ("/v1/responses", {"input": []}),
         ("/v1/responses", {"nothing": 1}),
+        ("/v1/messages", {"model": "sim-llama", "messages": [], "max_tokens": 3}),
+        ("/v1/messages", {"model": "sim-llama", "messages": [{"role": "user", "content": "x"}]}),
     ],
 )
 async def test_what_cannot_be_run_is_refused(client: aiohttp.ClientSession, path: str, body: object):
