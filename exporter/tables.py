@@ -40,7 +40,7 @@ SERVER_TIMINGS = (
 )
 COUNTS = (
     "input_tokens", "output_tokens", "cached_tokens", "choices", "usage_input_tokens", "usage_output_tokens",
-    "usage_cached_tokens",
+    "usage_cached_tokens", "drafts", "draft_tokens", "draft_tokens_accepted",
 )  # fmt: skip
 _PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS, GATEWAY_AT_MOST)
 PARTS = {f"{part.name}_ms": part for part in _PARTS}

@@ -84,6 +84,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add("--per-request-metrics", action="store_true", help="report the times of a request in its usage, as vLLM can")
     add(
+        "--per-request-spec-decode-metrics",
+        choices=("none", "summary"),
+        default="none",
+        help="report the drafts of a request in its usage, as vLLM can",
+    )
+    add(
         "--perf-metrics",
         type=int,
         default=server.perf_metrics_max_requests,
@@ -117,6 +123,7 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=limits.policy, help=f"order of those that wait: {', '.join(POLICIES)}")
     add("--slow", type=float, default=limits.slow, metavar="F", help="every step takes F times as long")
     add("--drift", default="0%/h", metavar="PERCENT/h", help="steps take longer by so much every hour, as in 5%%/h")
+    add("--speculation", default="0@0", metavar="TOKENS@RATE", help="draft tokens a step, and the rate of acceptance")
     add("--oom-at", type=int, default=None, metavar="N", help="out of memory (HTTP 500) with N sequences in a step")
     add("--oom-exits", action="store_true", help="the process ends there, without a word to any client")
     add("--fail-above", type=int, default=None, metavar="N", help="HTTP 503 for requests beyond N in flight")
@@ -200,6 +207,13 @@ def _drift(text: str) -> float:
     return _number("--drift", text.removesuffix("/h").removesuffix("%"), "PERCENT/h, as in 5%/h") / 100
 
 
+def _speculation(text: str) -> tuple[int, float]:
+    """Return the tokens of a draft, and the rate at which they are accepted. Raises SettingsError."""
+    tokens, _, rate = text.partition("@")
+    form = "TOKENS@RATE, as in 3@0.7"
+    return round(_number("--speculation", tokens, form)), _number("--speculation", rate, form)
+
+
 def _number(option: str, text: str, form: str) -> float:
     """Return the number of an option. Raises SettingsError, which says how it is written."""
     try:
@@ -223,6 +237,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         tokenize=not options.no_tokenize,
         grpc_port=options.grpc_port,
         per_request_metrics=options.per_request_metrics,
+        per_request_spec_decode_metrics=options.per_request_spec_decode_metrics == "summary",
         perf_metrics_max_requests=options.perf_metrics,
         otlp_endpoint=options.otlp_endpoint,
         engine_settings=EngineSettings(
@@ -241,6 +256,8 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
             kv_latency_s=_seconds("--kv-transfer", options.kv_transfer.partition("+")[0]),
             kv_bytes_per_s=_bytes_per_s(options.kv_transfer),
             kv_async=options.kv_load == "async",
+            draft_tokens=_speculation(options.speculation)[0],
+            accept_ratio=_speculation(options.speculation)[1],
         ),
         gateway=_gateway(options),
         oom_exits=options.oom_exits,

@@ -35,7 +35,7 @@ from sidelight.simulator.api.requests import (
     read,
     read_generation,
 )
-from sidelight.simulator.api.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
+from sidelight.simulator.api.responses import DONE, event_template, refused, token_events, usage_event, whole_reply
 from sidelight.simulator.api.samples import several
 from sidelight.simulator.api.service import (
     SERVICE,
@@ -223,16 +223,20 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         sent = {"client_id": client_id, "traceparent": traceparent}
         return await several(request, generation, arrival_ns, chat=chat, **sent)
     name = reply_id(service, "chatcmpl" if chat else "cmpl", client_id)
+
+    def stated(record: RequestRecord | None) -> tuple[RequestRecord | None, RequestRecord | None]:
+        drafted = record if settings.per_request_spec_decode_metrics else None
+        return record if settings.per_request_metrics else None, drafted
+
     async with submitted(service, generation, name, arrival_ns, traceparent, client_id=client_id) as (stream, info):
         if generation.stream:
             template = event_template(info, chat=chat, continuous_usage=generation.continuous_usage)
 
             def events(outputs: list[TokenOutput]) -> bytes:
-                parts = [token_event(template, output) for output in outputs]
+                parts = [token_events(template, outputs)]
                 if outputs[-1].finish_reason is not None:
                     if generation.include_usage:
-                        record = stream.record if settings.per_request_metrics else None
-                        parts.append(usage_event(template, outputs[-1].output_tokens, record))
+                        parts.append(usage_event(template, outputs[-1].output_tokens, *stated(stream.record)))
                     parts.append(DONE)
                 return b"".join(parts)
 
@@ -240,8 +244,8 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
             late = settings.engine == "sglang"
             return await streamed(request, stream, kind, events=events, failed=_stream_failed, late_head=late)
         outputs, record = await whole(stream)
-    timed = record if settings.per_request_metrics else None
-    reply = whole_reply(info, outputs, chat=chat, record=timed)
+    timed, drafted = stated(record)
+    reply = whole_reply(info, outputs, chat=chat, record=timed, drafted=drafted)
     if generation.remote_decode:
         moved = {"do_remote_prefill": True, "do_remote_decode": False, "remote_num_tokens": info.prompt_tokens}
         reply = reply[:-1] + b',"kv_transfer_params":%b}' % msgspec.json.encode(moved)

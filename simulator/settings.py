@@ -71,6 +71,9 @@ class EngineSettings:
     `kv_role` is prefill or decode where two engines share requests, "" of an engine alone. The decode engine loads the
     KV cache of a prompt in `kv_latency_s` and KV_TOKEN_BYTES a token at `kv_bytes_per_s`: with `kv_async` each load by
     itself, else one after the other within the step that then computes.
+
+    Each decode step verifies `draft_tokens` of speculative decoding, 0 without it: each is accepted with probability
+    `accept_ratio` where those before it were. It takes as long as a step without them.
     """
 
     max_num_seqs: int = 16
@@ -90,6 +93,8 @@ class EngineSettings:
     kv_latency_s: float = 0.005
     kv_bytes_per_s: float = math.inf
     kv_async: bool = True
+    draft_tokens: int = 0
+    accept_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise SettingsError for limits under which some request could never run."""
@@ -119,6 +124,10 @@ class EngineSettings:
             raise SettingsError(f"--drift {100 * self.drift_per_h:g}%/h: must be from -90%/h to 10000%/h")
         if self.oom_at is not None and self.oom_at < 1:
             raise SettingsError(f"--oom-at {self.oom_at}: must be 1 or more")
+        if self.draft_tokens < 0 or not 0 <= self.accept_ratio <= 1:
+            raise SettingsError(
+                f"--speculation {self.draft_tokens}@{self.accept_ratio:g}: must be tokens from 0 and a rate from 0 to 1"
+            )
         if self.kv_role and self.kv_role not in KV_ROLES:
             raise SettingsError(_unknown("--role", self.kv_role, KV_ROLES))
 
@@ -161,7 +170,8 @@ class SimulatorSettings:
     a line a step of the engine, or None.
     `tokenize` false leaves /tokenize and /detokenize out, as some engines do. `grpc_port` is None without gRPC, 0 for
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
-    does with --enable-per-request-metrics and --enable-prompt-tokens-details. `perf_metrics_max_requests` is how many
+    does with --enable-per-request-metrics and --enable-prompt-tokens-details, `per_request_spec_decode_metrics` each
+    request's drafts. `perf_metrics_max_requests` is how many
     records TensorRT-LLM's /perf_metrics keeps, 0 for none, as by default. `otlp_endpoint` is the URL of the collector
     that gets the spans of requests, by gRPC without TLS; empty: none are sent. `gateway` stands before the engine. With
     `oom_exits` the process ends where the engine runs out of memory.
@@ -176,6 +186,7 @@ class SimulatorSettings:
     tokenize: bool = True
     grpc_port: int | None = None
     per_request_metrics: bool = False
+    per_request_spec_decode_metrics: bool = False
     perf_metrics_max_requests: int = 0
     otlp_endpoint: str = ""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
@@ -199,6 +210,8 @@ class SimulatorSettings:
         if self.engine_settings.kv_role and self.engine != "vllm":
             role = self.engine_settings.kv_role
             raise SettingsError(f"--role {role}: not with --engine {self.engine}; leave --engine out: vllm has roles")
+        if self.engine_settings.draft_tokens and self.engine != "vllm":
+            raise SettingsError(f"--speculation: not with --engine {self.engine}; leave --engine out: vllm speculates")
         if not self.model:
             raise SettingsError("--model '': must not be empty")
         if self.otlp_endpoint and not self.otlp_target:

@@ -15,6 +15,7 @@ import numpy as np
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.columns import Floats, Ints, take
 from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Reasons, StampNs, doc
+from sidelight.rundir.stats import Statistics, describe
 
 # How long a request takes is read off those that found the system empty, before any queue.
 EARLY_REQUESTS = 10
@@ -113,6 +114,30 @@ class OutputCost(msgspec.Struct, frozen=True, kw_only=True):
     ]
     request: Annotated[float | None, doc("of a request that ended ok", NO_UNIT)]
     good_request: Annotated[float | None, doc("of a request that met every objective; null without `--slo`", NO_UNIT)]
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding, by the replies that state their drafts."""
+
+    requests: Annotated[Count, doc("replies ok that had a draft verified", "requests")]
+    drafts: Annotated[Count, doc("drafts verified, each in a step of the model", "drafts")]
+    draft_tokens: Annotated[Count, doc("tokens of these drafts", "tokens")]
+    draft_tokens_accepted: Annotated[Count, doc("of those, the ones that the model kept", "tokens")]
+    tokens_a_step: Annotated[Statistics, doc("1 + accepted tokens / drafts of a request", "tokens")]
+
+
+def speculation(ok: RequestLog) -> Speculation | None:
+    """Return the speculative decoding of requests, None where no reply states a draft."""
+    drafted = take(ok, ok.drafts > 0)
+    if not len(drafted):
+        return None
+    return Speculation(
+        requests=len(drafted),
+        drafts=int(drafted.drafts.sum()),
+        draft_tokens=int(drafted.draft_tokens.sum()),
+        draft_tokens_accepted=int(drafted.draft_tokens_accepted.sum()),
+        tokens_a_step=describe(1 + drafted.draft_tokens_accepted / drafted.drafts, ""),
+    )
 
 
 def cost(price_per_h: float, steady: SteadyThroughput | None, per_s: Mapping[str, float | None]) -> OutputCost:

@@ -30,10 +30,12 @@ from sidelight.loadgen.requests.rates import (
     Outage,
     OutputCost,
     Rates,
+    Speculation,
     SteadyThroughput,
     errors_by_kind,
     outage,
     rates,
+    speculation,
 )
 from sidelight.loadgen.requests.self_check.nodes import NodeSummary
 from sidelight.loadgen.requests.slo.objectives import Slo
@@ -235,6 +237,9 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     cost: Annotated[OutputCost | UnsetType, doc("what its output cost, by `--price`; absent without")] = UNSET
+    speculation: Annotated[
+        Speculation | UnsetType, doc("speculative decoding, by the replies; absent where none states its drafts")
+    ] = UNSET
     latency_adjustment: Annotated[
         Literal["none"],
         doc(
@@ -331,6 +336,7 @@ def client_summary(
         jitter_ms=describe(metrics.jitter_ms, "no reply came in three chunks or more"),
         max_pause_ms=describe(metrics.max_pause_ms, "no reply came in two chunks or more"),
         tail_p99_over_p50=TailRatios(**{name: _tail(getattr(metrics, name)) for name in TailRatios.__struct_fields__}),
+        speculation=speculation(ok) or UNSET,
         delivery=delivery(ok),
         by_input_tokens=by_input_tokens(ok, metrics),
         classes=by_class(log, start_ns, end_ns, slo),

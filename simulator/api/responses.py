@@ -1,13 +1,14 @@
 """Writing replies of the OpenAI-compatible endpoints, as vLLM's bytes.
 
-A stream is one event a token. All that is constant in an event is encoded once a request, because this process
-shares its cores with the load generator.
+A stream is one event for the tokens of a step: one, or several with speculative decoding. All that is constant in an
+event is encoded once a request, because this process shares its cores with the load generator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
@@ -74,13 +75,19 @@ def event_template(info: ReplyInfo, *, chat: bool, continuous_usage: bool, choic
     )
 
 
-def token_event(template: EventTemplate, output: TokenOutput) -> bytes:
-    """Return the event of one token; for the first token of a chat, the role-only event comes with it."""
+def token_events(template: EventTemplate, outputs: Sequence[TokenOutput]) -> bytes:
+    """Return an event for the tokens of each step; before the first token of a chat comes the role-only event."""
+    begins = [at for at, output in enumerate(outputs) if at == 0 or output.interval_ns is not None]
+    return b"".join(_event(template, outputs[begin:end]) for begin, end in pairwise([*begins, len(outputs)]))
+
+
+def _event(template: EventTemplate, outputs: Sequence[TokenOutput]) -> bytes:
+    output = outputs[-1]
     reason = output.finish_reason
     parts = [
-        template.opening if output.output_tokens == 1 else b"",
+        template.opening if outputs[0].output_tokens == 1 else b"",
         template.before_text,
-        _TEXT[output.token_id],
+        *(_TEXT[each.token_id] for each in outputs),
         template.after_text if reason is None else template.after_last_text[reason],
     ]
     if template.continuous_usage:
@@ -89,10 +96,15 @@ def token_event(template: EventTemplate, output: TokenOutput) -> bytes:
     return b"".join(parts)
 
 
-def usage_event(template: EventTemplate, output_tokens: int, record: RequestRecord | None = None) -> bytes:
-    """Return the usage event, without choices, and with the request's own times if wanted."""
+def usage_event(
+    template: EventTemplate,
+    output_tokens: int,
+    record: RequestRecord | None = None,
+    drafted: RequestRecord | None = None,
+) -> bytes:
+    """Return the usage event, without choices, with a request's times and drafts if wanted."""
     stated = usage(template.prompt_tokens, output_tokens, record)
-    return template.head + b'],"usage":' + stated + _metrics(record) + b"}\n\n"
+    return template.head + b'],"usage":' + stated + _metrics(record, drafted) + b"}\n\n"
 
 
 def usage(prompt_tokens: int, output_tokens: int, record: RequestRecord | None = None) -> bytes:
@@ -106,25 +118,44 @@ def usage(prompt_tokens: int, output_tokens: int, record: RequestRecord | None =
     )
 
 
-def _metrics(record: RequestRecord | None) -> bytes:
-    """Return vLLM's per-request metrics: what it calls time to first token begins with the scheduling."""
-    if record is None:
-        return b""
+def _metrics(record: RequestRecord | None, drafted: RequestRecord | None) -> bytes:
+    """Return vLLM's per-request metrics: the times of one record, the drafts of the other."""
+    fields: dict[str, object] = {} if record is None else _times(record)
+    if drafted is not None and drafted.accepted:
+        drafts, tokens = sum(drafted.accepted), drafted.accepted_tokens
+        fields["speculative_decoding"] = {
+            "mean_acceptance_length": 1 + tokens / drafts,
+            "draft_acceptance_rate": tokens / drafted.draft_tokens,
+            "acceptance_histogram": drafted.accepted,
+            "num_spec_steps": drafts,
+            "num_accepted_draft_tokens": tokens,
+            "num_draft_tokens": drafted.draft_tokens,
+            "num_spec_tokens": len(drafted.accepted) - 1,
+        }
+    return b',"metrics":' + msgspec.json.encode(fields) if fields else b""
+
+
+def _times(record: RequestRecord) -> dict[str, object]:
+    """Return the times of a request. What vLLM calls time to first token begins with the scheduling."""
     decode_ms = (record.finished_ns - record.first_token_ns) / 1e6
-    fields = {
+    return {
         "time_to_first_token_ms": (record.first_token_ns - record.scheduled_ns) / 1e6,
         "queue_time_ms": (record.scheduled_ns - record.queued_ns) / 1e6,
         "generation_time_ms": decode_ms,
         "mean_itl_ms": decode_ms / (record.output_tokens - 1) if record.output_tokens > 1 else None,
         "tokens_per_second": record.output_tokens / record.inference_s if record.inference_s > 0 else None,
     }
-    return b',"metrics":' + msgspec.json.encode(fields)
 
 
 def whole_reply(
-    info: ReplyInfo, outputs: Sequence[TokenOutput], *, chat: bool, record: RequestRecord | None = None
+    info: ReplyInfo,
+    outputs: Sequence[TokenOutput],
+    *,
+    chat: bool,
+    record: RequestRecord | None = None,
+    drafted: RequestRecord | None = None,
 ) -> bytes:
-    """Return the body of an unstreamed reply, with a record's times if wanted."""
+    """Return the body of an unstreamed reply, with a request's times and drafts if wanted."""
     text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
     choice: dict[str, object] = {"index": 0}
     choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -139,7 +170,7 @@ def whole_reply(
             "usage": msgspec.Raw(usage(info.prompt_tokens, len(outputs), record)),
         }
     )
-    return reply[:-1] + _metrics(record) + b"}"
+    return reply[:-1] + _metrics(record, drafted) + b"}"
 
 
 def refused(error: RefusedError) -> tuple[int, bytes]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from sidelight.simulator.api.requests import Generation
-from sidelight.simulator.api.responses import DONE, ReplyInfo, event_template, token_event, usage_event
+from sidelight.simulator.api.responses import DONE, ReplyInfo, event_template, token_events, usage_event
 from sidelight.simulator.api.service import SERVICE, reply_id, submitted, whole
 from sidelight.simulator.engine.driver import TokenStream
 from sidelight.simulator.engine.history import Role, TokenOutput
@@ -47,7 +47,7 @@ async def several(
                     if not response.prepared:
                         await response.prepare(request)
                     output_tokens += len(outputs)
-                    await response.write(b"".join(token_event(templates[index], output) for output in outputs))
+                    await response.write(token_events(templates[index], outputs))
             usage = usage_event(templates[0], output_tokens) if generation.include_usage else b""
             await response.write(usage + DONE)
             await response.write_eof()

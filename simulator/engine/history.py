@@ -60,7 +60,8 @@ class RequestRecord:
     are the prompt tokens found in the prefix cache at that first time. `finish_reason` is "stop", "length", "abort" or,
     of an engine that ran out of memory, "error". `lost_tokens` were in the KV cache when it was preempted, all
     `preemptions` together. From `load_ns` to `loaded_ns` the last `loaded_tokens` of the prompt were loaded from
-    another engine; -1 without. `steps` are kept only by an engine that was asked for them.
+    another engine; -1 without. `accepted` counts its drafts by how many of their tokens were accepted, from 0 on, and
+    `draft_tokens` are those of all its drafts. `steps` are kept only by an engine that was asked for them.
     """
 
     request_id: str
@@ -86,7 +87,14 @@ class RequestRecord:
     load_ns: int = -1
     loaded_ns: int = -1
     loaded_tokens: int = 0
+    accepted: tuple[int, ...] = ()
+    draft_tokens: int = 0
     steps: tuple[StepTimes, ...] = ()
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Return the draft tokens that were accepted."""
+        return sum(tokens * drafts for tokens, drafts in enumerate(self.accepted))
 
     @property
     def recovered(self) -> bool:
@@ -127,7 +135,10 @@ class RequestRecord:
 
 
 class TokenOutput(NamedTuple):
-    """One token of one request; `interval_ns` is the time since its last token, None for its first."""
+    """One token of one request; `interval_ns` is the time since the last step that gave it tokens.
+
+    It is None for its first token, and for those after the first of a step.
+    """
 
     number: int
     token_id: int
@@ -205,7 +216,8 @@ class StepOutcome:
     to the queue of each request taken in, `chunk_ns` the time of each chunk that left its prefill unfinished;
     `decode_requests` had one token each; `kv_tokens` are those of the sequences in the step. Unused blocks that still
     hold a known prefix are `evictable_blocks`. `lost` are the requests, by number, that ended with an engine without
-    memory. A step that computes for no request waits for loads of `kv_fetch`.
+    memory. A step that computes for no request waits for loads of `kv_fetch`. `drafts` are pairs of how many tokens
+    were proposed to a request, and how many of them accepted.
     """
 
     begin_ns: int
@@ -226,6 +238,7 @@ class StepOutcome:
     waiting: int
     lost: tuple[tuple[int, RequestRecord], ...] = ()
     kv_fetch: KvFetch = field(default_factory=KvFetch)
+    drafts: tuple[tuple[int, int], ...] = ()
 
     @property
     def kind(self) -> StepKind:

@@ -19,6 +19,8 @@ TOKEN_IDS = tuple(encode(word)[0] for word in WORDS)
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+# Draws of drafts are apart from those of tokens.
+_DRAFTS, _MOST_DRAFT_TOKENS = 0xD6E8FEB86659FD93, 1 << 10
 
 
 def reply_key(seed: int, prompt_token_ids: Sequence[int]) -> int:
@@ -31,13 +33,25 @@ def reply_token(key: int, index: int, *, eos_chance: float) -> int:
     """Return the token at `index` (from 0) of a reply; with probability `eos_chance` it is END_OF_SEQUENCE.
 
     The first token never is, so that no reply is empty.
-
-    The draw is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
     """
-    mixed = (key + (index + 1) * _GOLDEN) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    mixed ^= mixed >> 31
+    mixed = _draw(key, index)
     if index and mixed >> 11 < eos_chance * (1 << 53):
         return END_OF_SEQUENCE
     return TOKEN_IDS[mixed & (len(TOKEN_IDS) - 1)]
+
+
+def accepted_drafts(key: int, index: int, tokens: int, ratio: float) -> int:
+    """Return the number of a draft's tokens that are accepted.
+
+    Its first is the reply's token `index`. Each is accepted with probability `ratio`, up to the first that is not.
+    """
+    draws = (_draw(key ^ _DRAFTS, index * _MOST_DRAFT_TOKENS + place) >> 11 for place in range(tokens))
+    return next((place for place, draw in enumerate(draws) if draw >= ratio * (1 << 53)), tokens)
+
+
+def _draw(key: int, index: int) -> int:
+    """Return 64 bits by SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    mixed = (key + (index + 1) * _GOLDEN) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)

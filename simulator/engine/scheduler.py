@@ -29,7 +29,7 @@ from sidelight.simulator.engine.history import (
     StepTimes,
     TokenOutput,
 )
-from sidelight.simulator.engine.replies import reply_key, reply_token
+from sidelight.simulator.engine.replies import accepted_drafts, reply_key, reply_token
 from sidelight.simulator.engine.sequences import (
     EngineSequence,
     EngineStep,
@@ -177,10 +177,9 @@ class SimulatedEngine:
                 continue
             if sequence.first_token_ns < 0:
                 first_tokens.append(completion_of(sequence, now_ns))
-            output = self._next_token(sequence, now_ns)
-            tokens.append(output)
-            if output.finish_reason is not None:
-                finished.append(self._finish(sequence, now_ns, output.finish_reason))
+            tokens += self._outputs(sequence, step, now_ns)
+            if (reason := tokens[-1].finish_reason) is not None:
+                finished.append(self._finish(sequence, now_ns, reason))
         self._end_loads(step, now_ns)
         return StepOutcome(
             begin_ns=step.begin_ns,
@@ -201,6 +200,7 @@ class SimulatedEngine:
             waiting=len(self._waiting) + len(self._loading) + len(self._loaded),
             lost=lost,
             kv_fetch=self._kv_fetch(step),
+            drafts=tuple(step.drafts),
         )
 
     def _kv_fetch(self, step: EngineStep) -> KvFetch:
@@ -243,15 +243,24 @@ class SimulatedEngine:
         while at < len(self._running) and step.budget > 0:
             sequence = self._running[at]
             chunk_tokens = min(len(sequence.token_ids) - sequence.computed, step.budget)
-            while not self.pool.grow(sequence.blocks, sequence.computed + chunk_tokens):
+            drafted = self._drafted(sequence, chunk_tokens, step.budget)
+            while not self.pool.grow(sequence.blocks, sequence.computed + chunk_tokens + drafted):
                 victim = self._victim()
                 at -= self._preempt(victim, step)
                 if victim is sequence:
                     break
             else:
                 step.chunks.append((sequence, chunk_tokens))
-                step.budget -= chunk_tokens
+                step.budget -= chunk_tokens + drafted
+                sequence.drafted = drafted
                 at += 1
+
+    def _drafted(self, sequence: EngineSequence, chunk_tokens: int, budget: int) -> int:
+        """Return the number of draft tokens to verify with a request's next one; none while it computes its prompt."""
+        if not self.settings.draft_tokens or sequence.is_prefill(chunk_tokens):
+            return 0
+        room = self.settings.max_model_len - len(sequence.token_ids) - 1
+        return max(0, min(self.settings.draft_tokens, budget - chunk_tokens, room))
 
     def _schedule_waiting(self, step: EngineStep, now_ns: int) -> None:
         """Admit waiting requests in order while seats, budget and blocks last.
@@ -323,7 +332,8 @@ class SimulatedEngine:
         shares = [chunk for chunk in step.chunks if chunk[0] is sequence]
         for chunk in shares:
             step.chunks.remove(chunk)
-            step.budget += chunk[1]
+            step.budget += chunk[1] + sequence.drafted
+        sequence.drafted = 0
         self.pool.release(sequence.blocks)
         sequence.lost_tokens += sequence.computed
         sequence.computed = 0
@@ -365,11 +375,32 @@ class SimulatedEngine:
         for block in range(first, full):
             self.pool.register(sequence.blocks[block], sequence.chain[block])
 
+    def _outputs(self, sequence: EngineSequence, step: EngineStep, now_ns: int) -> list[TokenOutput]:
+        """Return a request's next token, behind the draft tokens that the step accepted.
+
+        As in vLLM, what is accepted beyond the reply's end counts as accepted.
+        """
+        outputs, drafted, accepted = [], sequence.drafted, 0
+        if drafted:
+            accepted = accepted_drafts(sequence.key, sequence.output_tokens, drafted, self.settings.accept_ratio)
+            step.drafts.append((drafted, accepted))
+            sequence.drafted, sequence.draft_tokens = 0, sequence.draft_tokens + drafted
+            sequence.accepted = sequence.accepted or [0] * (self.settings.draft_tokens + 1)
+            sequence.accepted[accepted] += 1
+        for place in range(1 + accepted):
+            if place:
+                self._store(sequence, 1)
+            outputs.append(self._next_token(sequence, now_ns))
+            if outputs[-1].finish_reason is not None:
+                break
+        return outputs
+
     def _next_token(self, sequence: EngineSequence, now_ns: int) -> TokenOutput:
         request = sequence.request
         eos_chance = 0.0 if request.ignore_eos else self.settings.eos_chance
         token_id = reply_token(sequence.key, sequence.output_tokens, eos_chance=eos_chance)
-        interval_ns = None if sequence.first_token_ns < 0 else now_ns - sequence.last_token_ns
+        is_first = sequence.first_token_ns < 0 or sequence.last_token_ns == now_ns
+        interval_ns = None if is_first else now_ns - sequence.last_token_ns
         if sequence.first_token_ns < 0:
             sequence.first_token_ns = now_ns
         sequence.last_token_ns = now_ns

@@ -19,7 +19,8 @@ from sidelight.simulator.engine.history import (
 class EngineSequence:
     """The engine's own state of one request; the only records here that change.
 
-    `prefilled` is how much of the prompt was computed or found cached at best, before or since a retraction.
+    `prefilled` is how much of the prompt was computed or found cached at best, before or since a retraction; `drafted`
+    the draft tokens of the step in flight.
     """
 
     number: int
@@ -48,6 +49,9 @@ class EngineSequence:
     load_ns: int = -1
     loaded_ns: int = -1
     loaded_tokens: int = 0
+    drafted: int = 0
+    draft_tokens: int = 0
+    accepted: list[int] = field(default_factory=list)
     steps: list[StepTimes] = field(default_factory=list)
 
     @property
@@ -88,6 +92,7 @@ class EngineStep:
     fresh_cached: int = 0
     load_s: list[float] = field(default_factory=list)
     held_s: float = 0.0
+    drafts: list[tuple[int, int]] = field(default_factory=list)
 
 
 def prefill_work(step: EngineStep) -> tuple[PrefillWork, int]:
@@ -151,5 +156,7 @@ def record_of(sequence: EngineSequence, finished_ns: int, finish_reason: str) ->
         load_ns=sequence.load_ns,
         loaded_ns=sequence.loaded_ns,
         loaded_tokens=sequence.loaded_tokens,
+        accepted=tuple(sequence.accepted),
+        draft_tokens=sequence.draft_tokens,
         steps=tuple(sequence.steps),
     )

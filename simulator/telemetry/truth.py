@@ -91,6 +91,13 @@ def line(record: RequestRecord) -> str:
         "recovered": record.recovered,
         "role": record.role,
     }
+    if record.accepted:
+        drafts = sum(record.accepted)
+        fields |= {
+            "drafts": drafts,
+            "draft_tokens": record.draft_tokens,
+            "draft_tokens_accepted": record.accepted_tokens,
+        }
     if record.load_ns >= 0:
         fields |= {name: getattr(record, name) for name in ("load_ns", "loaded_ns", "loaded_tokens")}
     return msgspec.json.encode(fields).decode() + "\n"

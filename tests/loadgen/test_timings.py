@@ -233,3 +233,43 @@ def test_a_queue_or_a_prefill_stated_twice_with_two_values_is_no_time():
         timings = _read(b"data: " + first + b"\n\n" + _last(metrics={"queue_time_ms": queue_ms})).timings
         assert timings is not None
         assert expected == timings.queue_ms
+
+
+def test_drafts_of_vllm_0_33():
+    """By the source of 0.33.0: beside times, or alone where only --per-request-spec-decode-metrics was given."""
+    drafts = {
+        "mean_acceptance_length": 2.5, "draft_acceptance_rate": 0.6, "acceptance_histogram": [3, 2, 2, 5],
+        "num_spec_steps": 12, "num_accepted_draft_tokens": 21, "num_draft_tokens": 35, "num_spec_tokens": 3,
+        "per_step_accepted": [0, 3], "per_step_drafted": [3, 3],
+    }  # fmt: skip
+    stated = {"drafts": 12, "draft_tokens": 35, "draft_tokens_accepted": 21}
+    alone = {"time_to_first_token_ms": None, "speculative_decoding": drafts}
+    _same(ServerTimings(source="vllm", **stated), _read(_last(metrics=alone)).timings)
+    both = {"queue_time_ms": 3.5, "speculative_decoding": drafts}
+    _same(ServerTimings(source="vllm", queue_ms=3.5, **stated), _read(_last(metrics=both)).timings)
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        None, [], {}, {"num_spec_steps": 2},
+        {"num_spec_steps": -1, "num_draft_tokens": 3, "num_accepted_draft_tokens": 1},
+        {"num_spec_steps": 2, "num_draft_tokens": 3, "num_accepted_draft_tokens": 4},
+        {"num_spec_steps": "2", "num_draft_tokens": 3, "num_accepted_draft_tokens": 1},
+    ],
+)  # fmt: skip
+def test_drafts_that_cannot_be_so_take_no_times_away(drafts: object):
+    """Its shape may change, says vLLM."""
+    timings = _read(_last(metrics={"queue_time_ms": 3.5, "speculative_decoding": drafts})).timings
+    _same(ServerTimings(source="vllm", queue_ms=3.5), timings)
+
+
+def test_drafts_of_sglang():
+    """By the source of 0.5.23: of its native route, in the last event's meta_info."""
+    meta = {
+        "id": "x", "e2e_latency": 0.5, "spec_accept_rate": 0.5, "spec_accept_length": 2.5, "spec_verify_ct": 4,
+        "spec_num_correct_drafts": 6, "spec_num_proposed_drafts": 12,
+    }  # fmt: skip
+    body = b"data: " + json.dumps({"text": "a", "meta_info": meta}).encode() + b"\n\ndata: [DONE]\n\n"
+    expected = ServerTimings(source="sglang", e2e_ms=500.0, drafts=4, draft_tokens=12, draft_tokens_accepted=6)
+    _same(expected, _read(body, protocol="sglang").timings)

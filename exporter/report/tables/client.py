@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
@@ -14,7 +15,7 @@ from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.requests.delivery import Delivery
 from sidelight.loadgen.requests.self_check.nodes import NodeSummary
 from sidelight.loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
-from sidelight.rundir.printable.numbers import cell
+from sidelight.rundir.printable.numbers import cell, percent
 from sidelight.rundir.stats import Statistics
 
 CLIENT_ROWS = (
@@ -45,7 +46,7 @@ def client_section(summary: Summary) -> Iterator[Block]:
     for reason, labels in missing.items():
         yield Prose(f"{', '.join(labels)}: n/a ({reason})", "note")
     yield from _tokens_a_chunk(client)
-    yield from map(Prose, rate_lines(summary))
+    yield from map(Prose, chain(_speculation(client), rate_lines(summary)))
     yield from _first_tokens(client.delivery)
     yield BLANK
     yield from _classes(client.classes)
@@ -57,6 +58,18 @@ def _tokens_a_chunk(client: ClientSummary) -> Iterator[Prose]:
     gap_ms, token_ms = client.time_between_chunks_ms and client.time_between_chunks_ms.p50, client.tpot_ms.p50
     if gap_ms and token_ms and gap_ms >= LONGER * token_ms:
         yield Prose("Chunks hold several tokens, so that gaps between chunks are longer than TPOT.", "note")
+
+
+def _speculation(client: ClientSummary) -> Iterator[str]:
+    """Yield the acceptance of speculative decoding by the replies, and how it differs between requests."""
+    if stated := client.speculation:
+        step, accepted = stated.tokens_a_step, stated.draft_tokens_accepted
+        spread = ", ".join(f"{name} {getattr(step, name):.2f}" for name in ("p10", "p50", "p90"))
+        yield (
+            f"Speculative decoding, by {stated.requests:,} replies: {1 + accepted / stated.drafts:.2f} tokens a "
+            f"step (of a request {spread}), {percent(accepted / stated.draft_tokens)} of "
+            f"{stated.draft_tokens:,} draft tokens accepted"
+        )
 
 
 def client_table(client: ClientSummary) -> Table:

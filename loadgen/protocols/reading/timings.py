@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import field
 
-from sidelight.loadgen.protocols.reading.failures import UNREADABLE
+from sidelight.loadgen.protocols.reading.failures import NULL, UNREADABLE
 
 # A count beyond what a double holds exactly is nonsense, and beyond int64 it would not fit the log.
 _MOST_TOKENS = 2**53
@@ -44,6 +44,8 @@ class ServerTimings:
     prompt_tps         prompt tokens/s of the prefill
     generation_tps     output tokens/s of the decode
     peak_memory_bytes  of the accelerator, so far
+    drafts             of speculative decoding: those that were verified, each in a step of the model
+    draft_tokens, draft_tokens_accepted  the tokens of these drafts, and of them those that the model kept
     """
 
     source: str
@@ -57,6 +59,9 @@ class ServerTimings:
     prompt_tps: float = math.nan
     generation_tps: float = math.nan
     peak_memory_bytes: int = -1
+    drafts: int = -1
+    draft_tokens: int = -1
+    draft_tokens_accepted: int = -1
 
 
 def succeeded(before: ServerTimings, stated: ServerTimings) -> ServerTimings:
@@ -74,7 +79,14 @@ def succeeded(before: ServerTimings, stated: ServerTimings) -> ServerTimings:
 # Fields bear the names that the times have in ServerTimings.
 
 
+class _Speculation(msgspec.Struct, gc=False):
+    drafts: Count | None = field(default=None, name="num_spec_steps")
+    draft_tokens: Count | None = field(default=None, name="num_draft_tokens")
+    draft_tokens_accepted: Count | None = field(default=None, name="num_accepted_draft_tokens")
+
+
 class _Vllm(msgspec.Struct, gc=False):
+    speculative_decoding: msgspec.Raw = NULL
     queue_ms: float | None = field(default=None, name="queue_time_ms")
     # Runs from scheduling: it is the prefill, and no TTFT.
     prefill_ms: float | None = field(default=None, name="time_to_first_token_ms")
@@ -132,6 +144,9 @@ class SglangMeta(msgspec.Struct, gc=False):
     first_token_latency: float | None = None
     decode_throughput: float | None = None
     e2e_latency: float | None = None
+    spec_verify_ct: Count | None = None
+    spec_num_proposed_drafts: Count | None = None
+    spec_num_correct_drafts: Count | None = None
 
 
 class _Memory(msgspec.Struct, gc=False):
@@ -155,9 +170,20 @@ def timings_of(source: str, stated: msgspec.Struct | None) -> ServerTimings | No
     return ServerTimings(source=source, **times) if times else None
 
 
+def _drafted(drafts: int | None, tokens: int | None, accepted: int | None) -> dict[str, Any]:
+    """Return the counts of speculative decoding; nothing where one is missing, or where they cannot be so."""
+    if drafts is None or tokens is None or accepted is None or accepted > tokens:
+        return {}
+    return {"drafts": drafts, "draft_tokens": tokens, "draft_tokens_accepted": accepted}
+
+
 def of_vllm(raw: bytes) -> ServerTimings | None:
     """Return the `metrics` of vLLM."""
-    return timings_of("vllm", _read(raw, _Vllm))
+    stated = _read(raw, _Vllm)
+    times = timings_of("vllm", stated)
+    drafts = _read(bytes(stated.speculative_decoding), _Speculation) if stated is not None else None
+    counted = _drafted(*msgspec.structs.astuple(drafts)) if drafts is not None else {}
+    return replace(times or ServerTimings(source="vllm"), **counted) if counted else times
 
 
 def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, LlamaCpp]:
@@ -194,6 +220,7 @@ def of_sglang_meta(meta: SglangMeta) -> ServerTimings | None:
             _ms_between(meta.api_server_dispatch_finish_ts, meta.forward_entry_time) - queue_ms
         ),
         generation_tps=_float(meta.decode_throughput),
+        **_drafted(meta.spec_verify_ct, meta.spec_num_proposed_drafts, meta.spec_num_correct_drafts),
     )
 
 

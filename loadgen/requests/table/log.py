@@ -41,6 +41,7 @@ class RequestLog(OnDemand):
     response_id            the id that the server gave its reply
     timings_source         which engine reported the server_ columns (protocols.reading.timings.ServerTimings), or ""
     server_*               float64, NaN where the server said nothing; peak_memory_bytes is int64, -1
+    draft*                 what the server said of speculative decoding: drafts verified, their tokens, those accepted
     status                 one of STATUSES
     error                  "kind: message"
     received_bytes         response bodies on the wire, framing included
@@ -106,6 +107,9 @@ class RequestLog(OnDemand):
     server_prompt_tps: Floats
     server_generation_tps: Floats
     peak_memory_bytes: Ints
+    drafts: Ints
+    draft_tokens: Ints
+    draft_tokens_accepted: Ints
 
     def __len__(self) -> int:
         return len(self.index)

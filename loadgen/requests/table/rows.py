@@ -116,6 +116,7 @@ _OF_TIMINGS = (
     "queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "scheduler_intake_ms", "load_ms", "prompt_tps",
     "generation_tps",
 )  # fmt: skip
+_OF_DRAFTS = ("drafts", "draft_tokens", "draft_tokens_accepted")
 
 
 def columns(rows: Sequence[RequestRow], run_id: str) -> RequestLog:
@@ -123,6 +124,8 @@ def columns(rows: Sequence[RequestRow], run_id: str) -> RequestLog:
     planned = [row.planned for row in rows]
     replies = [row.reply for row in rows]
     timings = [reply.timings or _UNTIMED for reply in replies]
+    # A server that states drafts of each of several choices: these are of the last alone.
+    drafted = [_UNTIMED if reply.choices > 1 else reply.timings or _UNTIMED for reply in replies]
     outcomes = [_status(row) for row in rows]
     doubts = [
         contradictions(row.reply, row.planned, sent_bytes=row.sent_bytes, received_bytes=row.received_bytes)
@@ -161,6 +164,7 @@ def columns(rows: Sequence[RequestRow], run_id: str) -> RequestLog:
         "received_bytes": (row.received_bytes for row in rows),
         "timings_source": (timing.source for timing in timings),
         "peak_memory_bytes": (timing.peak_memory_bytes for timing in timings),
+        **{name: map(attrgetter(name), drafted) for name in _OF_DRAFTS},
         "chunk_start": accumulate((len(reply.chunk_ns) for reply in replies), initial=0),
         "choice_start": accumulate((len(reply.chunk_choice) for reply in replies), initial=0),
     }

@@ -111,6 +111,11 @@ _PAIR_COUNTERS = {
         ("device", "host", "p2p", "disk", "external_unspecified"),
     )
 }
+_DRAFT_COUNTERS = {
+    "spec_decode_num_drafts": "Number of spec decoding drafts.",
+    "spec_decode_num_draft_tokens": "Number of draft tokens.",
+    "spec_decode_num_accepted_tokens": "Number of accepted tokens.",
+}
 _KV_STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
 _LABELS = ("model_name", "engine")
 
@@ -159,13 +164,13 @@ class VllmPage:
             self._by_stage = [stages.labels(*labels, stage) for stage in _KV_STAGES]
         self._counters = {
             name: Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
-            for name, text in _COUNTERS.items()
+            for name, text in (_COUNTERS | (_DRAFT_COUNTERS if settings.draft_tokens else {})).items()
         }
         # The series of each family, in the order of the page.
         self._families: list[list[Any]] = [*([gauge] for gauge in self._gauges.values()), self._by_reason]
         self._families.append(self._by_stage)
         self._families += [[counter] for counter in self._counters.values()]
-        for name, (text, label, values) in (_SPLIT_COUNTERS | (_PAIR_COUNTERS if settings.kv_role else {})).items():
+        for name, (text, label, values) in _split_counters(settings).items():
             family = Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self.registry)
             series = {f"{name}:{value}": family.labels(*labels, value) for value in values}
             self._counters |= series
@@ -218,6 +223,12 @@ class VllmPage:
             )
             self._histograms["iteration_tokens_total"].observe(computed + len(outcome.tokens))
             self._counters["generation_tokens"].inc(len(outcome.tokens))
+        for drafted, accepted in outcome.drafts:
+            self._counters["spec_decode_num_drafts"].inc()
+            self._counters["spec_decode_num_draft_tokens"].inc(drafted)
+            self._counters["spec_decode_num_accepted_tokens"].inc(accepted)
+            for place in range(accepted):
+                self._counters[f"spec_decode_num_accepted_tokens_per_pos:{place}"].inc()
         self._observe_first_tokens(outcome.first_tokens)
         # Those that had a token in the step before, too, have the same interval.
         buckets, total = _buckets_of(self._histograms["inter_token_latency_seconds"])
@@ -266,6 +277,13 @@ class VllmPage:
         }
         for name, value in observations.items():
             self._histograms[name].observe(value)
+
+
+def _split_counters(settings: EngineSettings) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+    """Return the counters with a label of their own that the engine shows."""
+    places = tuple(map(str, range(settings.draft_tokens)))
+    drafts = {"spec_decode_num_accepted_tokens_per_pos": ("Accepted tokens per draft position.", "position", places)}
+    return _SPLIT_COUNTERS | (_PAIR_COUNTERS if settings.kv_role else {}) | (drafts if places else {})
 
 
 _number_text = lru_cache(maxsize=4096)(floatToGoString)
