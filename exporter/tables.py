@@ -39,8 +39,8 @@ SERVER_TIMINGS = (
     "server_generation_tps",
 )
 COUNTS = (
-    "input_tokens", "output_tokens", "cached_tokens", "choices", "usage_input_tokens", "usage_output_tokens",
-    "usage_cached_tokens", "drafts", "draft_tokens", "draft_tokens_accepted",
+    "input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens", "choices", "usage_input_tokens",
+    "usage_output_tokens", "usage_cached_tokens", "drafts", "draft_tokens", "draft_tokens_accepted",
 )  # fmt: skip
 _PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS, GATEWAY_AT_MOST)
 PARTS = {f"{part.name}_ms": part for part in _PARTS}
@@ -106,6 +106,7 @@ def requests_table(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime] = ()
         "timings_source": _texts(log.timings_source),
         **{name: _real(getattr(log, name)) for name in SERVER_TIMINGS},
         "ttft_ms": _real(metrics.ttft_ms),
+        "first_visible_token_ms": _real(metrics.first_visible_token_ms),
         "tpot_ms": _real(metrics.tpot_ms),
         "e2e_ms": _real(metrics.e2e_ms),
         **{name: _real(1e3 * parts.seconds(part)) for name, part in PARTS.items()},

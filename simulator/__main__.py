@@ -90,6 +90,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="report the drafts of a request in its usage, as vLLM can",
     )
     add(
+        "--reasoning-tokens",
+        type=int,
+        default=server.reasoning_tokens,
+        help="tokens of reasoning at the beginning of each reply to a chat or to /v1/messages",
+    )
+    add(
         "--perf-metrics",
         type=int,
         default=server.perf_metrics_max_requests,
@@ -238,6 +244,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         grpc_port=options.grpc_port,
         per_request_metrics=options.per_request_metrics,
         per_request_spec_decode_metrics=options.per_request_spec_decode_metrics == "summary",
+        reasoning_tokens=options.reasoning_tokens,
         perf_metrics_max_requests=options.perf_metrics,
         otlp_endpoint=options.otlp_endpoint,
         engine_settings=EngineSettings(

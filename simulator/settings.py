@@ -171,7 +171,8 @@ class SimulatorSettings:
     `tokenize` false leaves /tokenize and /detokenize out, as some engines do. `grpc_port` is None without gRPC, 0 for
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
     does with --enable-per-request-metrics and --enable-prompt-tokens-details, `per_request_spec_decode_metrics` each
-    request's drafts. `perf_metrics_max_requests` is how many
+    request's drafts. The first `reasoning_tokens` of a chat's reply, and of one of Anthropic's Messages API, are
+    reasoning. `perf_metrics_max_requests` is how many
     records TensorRT-LLM's /perf_metrics keeps, 0 for none, as by default. `otlp_endpoint` is the URL of the collector
     that gets the spans of requests, by gRPC without TLS; empty: none are sent. `gateway` stands before the engine. With
     `oom_exits` the process ends where the engine runs out of memory.
@@ -187,6 +188,7 @@ class SimulatorSettings:
     grpc_port: int | None = None
     per_request_metrics: bool = False
     per_request_spec_decode_metrics: bool = False
+    reasoning_tokens: int = 0
     perf_metrics_max_requests: int = 0
     otlp_endpoint: str = ""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
@@ -205,6 +207,8 @@ class SimulatorSettings:
                 raise SettingsError(f"{option} {port}: a port is 1 to 65535, and 0 picks a free one")
         if self.perf_metrics_max_requests < 0:
             raise SettingsError(f"--perf-metrics {self.perf_metrics_max_requests}: must be 0 or more")
+        if self.reasoning_tokens < 0:
+            raise SettingsError(f"--reasoning-tokens {self.reasoning_tokens}: must be 0 or more")
         if self.oom_exits and self.engine_settings.oom_at is None:
             raise SettingsError("--oom-exits: needs --oom-at N, the sequences at which memory runs out")
         if self.engine_settings.kv_role and self.engine != "vllm":

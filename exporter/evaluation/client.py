@@ -14,11 +14,11 @@ from sidelight.exporter.summary.result import Tokenizer, Workload
 from sidelight.loadgen.host.clock_sync import ClockSummary
 from sidelight.loadgen.host.cpu_steal import MachineLoad
 from sidelight.loadgen.host.round_trip import RoundTrip
-from sidelight.loadgen.requests.rates import cost
+from sidelight.loadgen.requests.rates import HeldBack, cost, held_back
 from sidelight.loadgen.requests.self_check.check import SelfCheck, self_check
 from sidelight.loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node
 from sidelight.loadgen.requests.slo.objectives import parse_slo
-from sidelight.loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
+from sidelight.loadgen.requests.summary import NO_POWER, ClientSummary, client_summary
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.events import PHASE_END
 from sidelight.recorded.run import Run

@@ -12,7 +12,8 @@ from sidelight.exporter.summary.result import MeasuredWindow, Summary, Workload
 from sidelight.exporter.summary.watched import WatchedTraffic
 from sidelight.loadgen.driver import is_closed_loop
 from sidelight.loadgen.plan.rates import pace_of
-from sidelight.loadgen.requests.summary import HeldBack, RequestCounts
+from sidelight.loadgen.requests.rates import HeldBack
+from sidelight.loadgen.requests.summary import RequestCounts
 from sidelight.rundir.printable.numbers import count_of, duration, ms, spoken
 from sidelight.rundir.printable.text import first_of
 

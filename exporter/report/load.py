@@ -7,8 +7,7 @@ from typing import Any
 
 from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.plan.rates import pace_of
-from sidelight.loadgen.requests.rates import OutputCost, Rates, SteadyThroughput
-from sidelight.loadgen.requests.summary import HeldBack
+from sidelight.loadgen.requests.rates import HeldBack, OutputCost, Rates, SteadyThroughput
 from sidelight.rundir.printable.numbers import agree, cell, spoken
 
 LEAST_ENDED = 50  # requests: the rate at which fewer ended while the load lasted is mostly chance

@@ -1,6 +1,7 @@
 """The metrics of each request by the draft's definitions, from a `RequestLog`; all pure.
 
 - ttft   first_token - submit
+- first visible token  the first token that is not reasoning - submit
 - e2e    last_token - submit; where a reply has no token times (not streamed), end - submit
 - tpot   (last_output - first_output) / (output_tokens - 1); none below two tokens, nor where all came in one read. What
          is generated and not visible is counted in output_tokens, so its time is as well; without such events this is
@@ -52,6 +53,10 @@ class RequestMetrics:
     @cached_property
     def ttft_ms(self) -> Floats:
         return ttft_ns(self.log.submit_ns, self.log.first_token_ns) / 1e6
+
+    @cached_property
+    def first_visible_token_ms(self) -> Floats:
+        return ttft_ns(self.log.submit_ns, self.log.first_visible_ns) / 1e6
 
     @cached_property
     def e2e_ms(self) -> Floats:

@@ -11,11 +11,12 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import UnsetType
 
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.columns import Floats, Ints, take
-from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Reasons, StampNs, doc
-from sidelight.rundir.stats import Statistics, describe
+from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, Reasons, StampNs, doc
+from sidelight.rundir.stats import Missing, Statistics, describe
 
 # How long a request takes is read off those that found the system empty, before any queue.
 EARLY_REQUESTS = 10
@@ -138,6 +139,18 @@ def speculation(ok: RequestLog) -> Speculation | None:
         draft_tokens_accepted=int(drafted.draft_tokens_accepted.sum()),
         tokens_a_step=describe(1 + drafted.draft_tokens_accepted / drafted.drafts, ""),
     )
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of a schedule that a cap on requests in flight held back."""
+
+    cap: Annotated[Count, doc("Most requests in flight.", "requests")]
+    requests: Annotated[Count, doc("Requests that were due while the cap was reached, and sent later.", "requests")]
+    held_ms: Annotated[Statistics, doc("How long each of those was held; not in TTFT.", "ms")]
+    not_sent: Annotated[
+        int | None, doc("Requests that were still held when submitting was over, and so were not sent.", "requests")
+    ]
+    missing: Annotated[Reason | UnsetType, doc("Why `not_sent` is null.")] = UNSET
 
 
 def cost(price_per_h: float, steady: SteadyThroughput | None, per_s: Mapping[str, float | None]) -> OutputCost:
@@ -273,3 +286,18 @@ def _rate(stamps_ns: Ints) -> float | None:
     known = stamps_ns[stamps_ns >= 0]
     span_s = (int(known.max()) - int(known.min())) / 1e9 if len(known) > 1 else 0.0
     return (len(known) - 1) / span_s if span_s > 0 else None
+
+
+def held_back(log: RequestLog, *, cap: int, planned: int | Missing) -> HeldBack:
+    """Summarise the requests of `log` that a cap held back.
+
+    `planned` is the number of requests, or sessions, that were due.
+    """
+    held_ns = log.held_ns[log.held_ns > 0]
+    return HeldBack(
+        cap=cap,
+        requests=len(held_ns),
+        held_ms=describe(held_ns / 1e6, "no request was held back"),
+        not_sent=None if isinstance(planned, Missing) else max(0, planned - int((log.turn <= 0).sum())),
+        missing=planned.reason if isinstance(planned, Missing) else UNSET,
+    )

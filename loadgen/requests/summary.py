@@ -27,6 +27,7 @@ from sidelight.loadgen.requests.other_benchmarks.exo import Exo, exo
 from sidelight.loadgen.requests.other_benchmarks.siclait import Siclait, siclait
 from sidelight.loadgen.requests.rates import (
     TOO_MANY_FAILED,
+    HeldBack,
     Outage,
     OutputCost,
     Rates,
@@ -42,7 +43,7 @@ from sidelight.loadgen.requests.slo.objectives import Slo
 from sidelight.loadgen.requests.slo.results import SloResult, goodput, slo_result
 from sidelight.loadgen.requests.table.log import STATUSES, RequestLog
 from sidelight.rundir.columns import Bools, Floats, Ints, take
-from sidelight.rundir.fields import UNSET, Count, Reason, Reasons, StampNs, doc
+from sidelight.rundir.fields import UNSET, Count, Reasons, StampNs, doc
 from sidelight.rundir.stats import Missing, Statistics, describe, finite, known
 
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
@@ -50,6 +51,7 @@ INPUT_TOKEN_EDGES = (0, 256, 512, 1024, 2048, 4096)
 NO_POWER = Missing(reason="the power of the engine's GPUs was not measured")
 CONTRADICTED = "the replies contradict their usage"
 NONE_HAS_IT = "no successful reply has it"
+ONLY_REASONING = "no reply got beyond its reasoning"
 ONE_READ = "replies came in one read each, which shows no time between their tokens"
 RATES = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
 
@@ -140,18 +142,6 @@ class OtherBenchmarks(msgspec.Struct, frozen=True, kw_only=True):
     exo: Annotated[Exo, doc("The rates of exo's bench.")]
 
 
-class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of a schedule that a cap on requests in flight held back."""
-
-    cap: Annotated[Count, doc("Most requests in flight.", "requests")]
-    requests: Annotated[Count, doc("Requests that were due while the cap was reached, and sent later.", "requests")]
-    held_ms: Annotated[Statistics, doc("How long each of those was held; not in TTFT.", "ms")]
-    not_sent: Annotated[
-        int | None, doc("Requests that were still held when submitting was over, and so were not sent.", "requests")
-    ]
-    missing: Annotated[Reason | UnsetType, doc("Why `not_sent` is null.")] = UNSET
-
-
 class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The client's measurements; statistics are over the requests that ended ok."""
 
@@ -177,6 +167,14 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     ]
     outage: Annotated[Outage | UnsetType, doc("since when the server answered nothing any more; else absent")] = UNSET
     ttft_ms: Annotated[Statistics, doc("first token - submit", "ms", source="draft `ttft-setup`")]
+    first_visible_token_ms: Annotated[
+        Statistics | UnsetType,
+        doc(
+            "first token that is not reasoning (text, or a call of a tool) - submit, of the replies that have one; "
+            "absent where no reply began with reasoning: it is the TTFT",
+            "ms",
+        ),
+    ] = UNSET
     tpot_ms: Annotated[
         Statistics,
         doc(
@@ -219,6 +217,12 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Annotated[
         Statistics, doc("output tokens by the server's `usage`", "tokens", source="draft `token-counting`")
     ]
+    reasoning_tokens: Annotated[
+        Statistics | UnsetType,
+        doc(
+            "of the output tokens those of reasoning, by the server's `usage`; absent where none states them", "tokens"
+        ),
+    ] = UNSET
     contradicted_usage: Annotated[
         ContradictedUsage | UnsetType,
         doc("what `usage` stated and the replies contradict; else absent"),
@@ -322,6 +326,7 @@ def client_summary(
         errors=errors_by_kind(log),
         outage=outage(log) or UNSET,
         ttft_ms=describe(metrics.ttft_ms, why),
+        first_visible_token_ms=_if_any(ok.first_kind == "reasoning", metrics.first_visible_token_ms, ONLY_REASONING),
         tpot_ms=describe(metrics.tpot_ms, in_one or why_tokens),
         itl_ms=gaps if single else UNSET,
         time_between_chunks_ms=UNSET if single else gaps,
@@ -329,6 +334,7 @@ def client_summary(
         request_output_tps=describe(metrics.request_output_tps, why_tokens),
         input_tokens=describe(counts(ok.input_tokens), why_tokens),
         output_tokens=describe(counts(ok.output_tokens), why_tokens),
+        reasoning_tokens=_if_any(ok.reasoning_tokens >= 0, counts(ok.reasoning_tokens), why),
         contradicted_usage=contradicted_usage(ok, start_ns, end_ns),
         chunks=chunks(ok),
         throughput=throughput,
@@ -352,21 +358,6 @@ def too_many_failed(requests: RequestCounts) -> bool:
     Then nothing is concluded from the times of the others.
     """
     return requests.failed + requests.refused >= TOO_MANY_FAILED * max(requests.sent, 1)
-
-
-def held_back(log: RequestLog, *, cap: int, planned: int | Missing) -> HeldBack:
-    """Summarise the requests of `log` that a cap held back.
-
-    `planned` is the number of requests, or sessions, that were due.
-    """
-    held_ns = log.held_ns[log.held_ns > 0]
-    return HeldBack(
-        cap=cap,
-        requests=len(held_ns),
-        held_ms=describe(held_ns / 1e6, "no request was held back"),
-        not_sent=None if isinstance(planned, Missing) else max(0, planned - int((log.turn <= 0).sum())),
-        missing=planned.reason if isinstance(planned, Missing) else UNSET,
-    )
 
 
 def by_class(log: RequestLog, start_ns: int | None, end_ns: int | None, slo: Slo | None) -> dict[str, ClassSummary]:
@@ -431,6 +422,11 @@ def output_tokens_within(log: RequestLog, start_ns: int, end_ns: int) -> int | M
 
 def _why_none(ok: RequestLog) -> str:
     return NONE_HAS_IT if len(ok) else "no request succeeded"
+
+
+def _if_any(concerned: Bools, values: Floats, why: str) -> Statistics | UnsetType:
+    """Return statistics if any request is concerned, else nothing."""
+    return describe(values, why) if concerned.any() else UNSET
 
 
 def _counts(log: RequestLog) -> RequestCounts:

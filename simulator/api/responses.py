@@ -25,27 +25,31 @@ _TEXT = {END_OF_SEQUENCE: b""} | {token_id: word.encode() for token_id, word in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyInfo:
-    """Constants of a reply's events: id, model, creation time, prompt length."""
+    """Constants of a reply's events: id, model, creation time, prompt length, the first tokens that are reasoning."""
 
     response_id: str
     model: str
     created_s: int
     prompt_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTemplate:
     """The parts of a request's stream that are the same in every event.
 
-    `opening` is the role-only event that precedes the first token of a chat, empty for completions.
+    `opening` is the role-only event that precedes the first token of a chat, empty for completions. The first
+    `reasoning_tokens` are reasoning.
     """
 
     opening: bytes
     before_text: bytes
+    before_reasoning: bytes
     after_text: bytes
     after_last_text: dict[str, bytes]
     head: bytes
     prompt_tokens: int
+    reasoning_tokens: int
     continuous_usage: bool
 
 
@@ -64,6 +68,7 @@ def event_template(info: ReplyInfo, *, chat: bool, continuous_usage: bool, choic
     return EventTemplate(
         opening=opening,
         before_text=head + text,
+        before_reasoning=head + index + b'"delta":{"reasoning":"',
         # vLLM shows stop_reason in every completions chunk, but in a chat only beside a finish_reason.
         after_text=closing % (b"null", b"" if chat else b',"stop_reason":null'),
         after_last_text={
@@ -71,13 +76,19 @@ def event_template(info: ReplyInfo, *, chat: bool, continuous_usage: bool, choic
         },
         head=head,
         prompt_tokens=info.prompt_tokens,
+        reasoning_tokens=info.reasoning_tokens if chat else 0,
         continuous_usage=continuous_usage,
     )
 
 
 def token_events(template: EventTemplate, outputs: Sequence[TokenOutput]) -> bytes:
     """Return an event for the tokens of each step; before the first token of a chat comes the role-only event."""
-    begins = [at for at, output in enumerate(outputs) if at == 0 or output.interval_ns is not None]
+    visible = template.reasoning_tokens + 1
+    begins = [
+        at
+        for at, output in enumerate(outputs)
+        if at == 0 or output.interval_ns is not None or output.output_tokens == visible
+    ]
     return b"".join(_event(template, outputs[begin:end]) for begin, end in pairwise([*begins, len(outputs)]))
 
 
@@ -86,12 +97,12 @@ def _event(template: EventTemplate, outputs: Sequence[TokenOutput]) -> bytes:
     reason = output.finish_reason
     parts = [
         template.opening if outputs[0].output_tokens == 1 else b"",
-        template.before_text,
+        template.before_reasoning if output.output_tokens <= template.reasoning_tokens else template.before_text,
         *(_TEXT[each.token_id] for each in outputs),
         template.after_text if reason is None else template.after_last_text[reason],
     ]
     if template.continuous_usage:
-        parts += [b',"usage":', usage(template.prompt_tokens, output.output_tokens)]
+        parts += [b',"usage":', usage(template.prompt_tokens, output.output_tokens, None, template.reasoning_tokens)]
     parts.append(b"}\n\n")
     return b"".join(parts)
 
@@ -103,13 +114,17 @@ def usage_event(
     drafted: RequestRecord | None = None,
 ) -> bytes:
     """Return the usage event, without choices, with a request's times and drafts if wanted."""
-    stated = usage(template.prompt_tokens, output_tokens, record)
+    stated = usage(template.prompt_tokens, output_tokens, record, template.reasoning_tokens)
     return template.head + b'],"usage":' + stated + _metrics(record, drafted) + b"}\n\n"
 
 
-def usage(prompt_tokens: int, output_tokens: int, record: RequestRecord | None = None) -> bytes:
-    """Return the usage object, with the cached tokens of a record."""
+def usage(
+    prompt_tokens: int, output_tokens: int, record: RequestRecord | None = None, reasoning_tokens: int = 0
+) -> bytes:
+    """Return the usage object, with a record's cached tokens, and with any reasoning tokens."""
     details = b"" if record is None else b',"prompt_tokens_details":{"cached_tokens":%d}' % record.cached_tokens
+    if reasoning_tokens:
+        details += b',"completion_tokens_details":{"reasoning_tokens":%d}' % min(reasoning_tokens, output_tokens)
     return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%b}' % (
         prompt_tokens,
         prompt_tokens + output_tokens,
@@ -156,9 +171,12 @@ def whole_reply(
     drafted: RequestRecord | None = None,
 ) -> bytes:
     """Return the body of an unstreamed reply, with a request's times and drafts if wanted."""
-    text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
+    thought = info.reasoning_tokens if chat else 0
+    text = b"".join(_TEXT[output.token_id] for output in outputs[thought:]).decode()
+    reasoning = b"".join(_TEXT[output.token_id] for output in outputs[:thought]).decode()
     choice: dict[str, object] = {"index": 0}
-    choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    said = {"role": "assistant", "content": text} | ({"reasoning": reasoning} if thought else {})
+    choice |= {"message": said} if chat else {"text": text}
     choice |= {"logprobs": None, "finish_reason": outputs[-1].finish_reason, "stop_reason": None}
     reply = msgspec.json.encode(
         {
@@ -167,7 +185,7 @@ def whole_reply(
             "created": info.created_s,
             "model": info.model,
             "choices": [choice],
-            "usage": msgspec.Raw(usage(info.prompt_tokens, len(outputs), record)),
+            "usage": msgspec.Raw(usage(info.prompt_tokens, len(outputs), record, thought)),
         }
     )
     return reply[:-1] + _metrics(record, drafted) + b"}"

@@ -98,6 +98,7 @@ async def submitted(
         model=service.settings.model,
         created_s=arrival_ns // 1_000_000_000,
         prompt_tokens=len(generation.prompt_token_ids),
+        reasoning_tokens=service.settings.reasoning_tokens,
     )
     gateway = OPEN if role == "probe" else service.gateway
     with gateway.admitted():

@@ -391,11 +391,12 @@ TOOLS: dict[str, list[bytes]] = {
 
 @pytest.mark.parametrize("protocol", REASONING)
 def test_reasoning_and_tool_calls_are_content_of_their_kind(protocol: str):
-    """They are first tokens and chunks of their own kind; a session does not carry them on."""
+    """They are first tokens and chunks, and tools visible; a session does not carry them on."""
     said = STREAMS[protocol][1]
     for kind, first in (("reasoning", REASONING[protocol]), ("tool", TOOLS[protocol])):
         reply = _read(protocol, *first, *said)
         assert (kind, 1) == (reply.first_kind, reply.first_token_ns)
+        assert reply.first_visible_ns == (1 if kind == "tool" else reply.chunk_ns[1])
         assert [2 if kind == "reasoning" else 0, 3, 1, 3] == reply.chunk_chars.tolist()
         text = _text(protocol, _head(STREAMS[protocol][0]), *first, *said)
         assert text == " hé llo"

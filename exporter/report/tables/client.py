@@ -20,6 +20,7 @@ from sidelight.rundir.stats import Statistics
 
 CLIENT_ROWS = (
     ("ttft_ms", "TTFT, ms"),
+    ("first_visible_token_ms", "first visible token, ms"),
     ("itl_ms", "gaps between chunks, ms"),
     ("time_between_chunks_ms", "gaps between chunks, ms"),
     ("tpot_ms", "TPOT, ms"),
@@ -27,6 +28,7 @@ CLIENT_ROWS = (
     ("request_output_tps", "tokens/s a request"),
     ("input_tokens", "input tokens"),
     ("output_tokens", "output tokens"),
+    ("reasoning_tokens", "reasoning tokens"),
 )
 LONGER = 2.0  # times TPOT: gaps that need an explanation
 STATISTICS = ("mean", "min", "p50", "p90", "p95", "p99", "p99_9", "max")

@@ -378,7 +378,7 @@ def _take_run(seen: ReplyState, form: Form, events: _Events, run: range, plain: 
     if first == stop:
         return
     before, texts = filled[first], slice(filled[first], filled[stop])
-    shows = bisect_left(events.visible, first) if seen.first < 0 else len(events.visible)
+    shows = bisect_left(events.visible, first) if seen.first_visible < 0 else len(events.visible)
     visible = events.visible[shows] if shows < len(events.visible) else stop
     unseen = events.unseen[bisect_left(events.unseen, first) : bisect_left(events.unseen, stop)]
     seen.response_id = seen.response_id or plain.response_id

@@ -26,7 +26,7 @@ _NONE = np.empty(0, np.int64)
 MOST_IN_ONE_READ = 4  # contents of a choice: as many at one moment were held back on their way
 _JOINED_BYTES = 1024 * 1024
 MOST = 2**62  # of a number in a log: differences of two are still of 64 bits
-_STAMPS = ("first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "done_ns")
+_STAMPS = ("first_output_ns", "last_output_ns", "first_token_ns", "first_visible_ns", "last_token_ns", "done_ns")
 # Of an error: what a server repeats of the request (FastAPI: as `input`), as JSON or as Python prints it.
 _REPEATED = re.compile(r"""(["'])(?:inputs?|prompts?|messages|content|text|body)\1\s*:.*""", re.DOTALL)
 
@@ -37,6 +37,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     first_output_ns     the first event the model generated something for, if only blanks or nothing visible; the first
                         content where there are as many as tokens
     last_output_ns      the last such event, or content
+    first_visible_ns    the first token that is not reasoning: of text, or of a call of a tool
     first_kind          what the first token was: content, reasoning or tool; "" when there was none
     chunk_ns            int64[m]: one stamp an event with content that is not empty (white space included; of nothing
                         but invisible characters only where more tokens were counted than other contents came)
@@ -65,6 +66,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     first_output_ns: int = -1
     last_output_ns: int = -1
     first_token_ns: int = -1
+    first_visible_ns: int = -1
     last_token_ns: int = -1
     first_kind: str = ""
     chunk_ns: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
@@ -179,6 +181,7 @@ def reply_of(seen: ReplyState, columns: Sequence[Ints], outputs_ns: Mapping[int,
         output_span_ns=_output_span_ns(bounds_ns, chunk_choice) if choices > 1 else -1,
         unseen_tokens=0 if seen.reasoned or seen.silent >= seen.reasoning_tokens else seen.reasoning_tokens,
         first_token_ns=first_token_ns,
+        first_visible_ns=int(columns[0][seen.first_visible]) if seen.first_visible >= 0 else -1,
         last_token_ns=int(chunk_ns[-1]) if has_token else -1,
         first_kind=seen.first_kind,
         chunk_ns=chunk_ns,

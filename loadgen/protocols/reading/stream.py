@@ -68,6 +68,7 @@ class ReplyState:
     segment   what is read: positions count in its data
     settled   how many contents were of the segments before, whose `ends`, `chars` and `texts` were taken out
     first     which content the first token is, those included
+    first_visible  which content is the first that is not reasoning
     choices   the numbers of the choices that brought something, by their indices
     roles     the indices of those whose first event named a role alone
     outputs   where the first and the last output of each of these end in the segment
@@ -92,6 +93,7 @@ class ReplyState:
     reasoned: bool = False
     number: int = 0
     first: int = -1
+    first_visible: int = -1
     first_kind: str = ""
     done_end: int = -1
     input_tokens: int = -1
@@ -119,14 +121,21 @@ class ReplyState:
         if not (text or reasoning or tools):
             self.silent += 1
             return
-        if self.first < 0 and (kind := _kind(text, reasoning, tools=tools)):
-            self.first, self.first_kind = self.settled + len(self.ends), kind
+        if self.first_visible < 0 and (kind := _kind(text, reasoning, tools=tools)):
+            self._begin(self.settled + len(self.ends), kind)
         if not tools and is_unseen(text + reasoning):
             self.unseen.append(self.settled + len(self.ends))
         self.reasoned |= reasoning != ""
         self.ends.append(end)
         self.choice_of.append(number)
         self.chars.append(len(text) + len(reasoning))
+
+    def _begin(self, number: int, kind: str) -> None:
+        """Record the first token, and the first visible one, unless they are known."""
+        if self.first < 0:
+            self.first, self.first_kind = number, kind
+        if self.first_visible < 0 and kind != "reasoning":
+            self.first_visible = number
 
     def _output(self, choice: int, first_end: int, last_end: int) -> int:
         """Add outputs of one choice, and return its number."""
@@ -152,7 +161,9 @@ class ReplyState:
             (run.ends[0], run.ends[-1]),
             ends,
             map(len, texts),
-            visible=-1 if self.first >= 0 else next((at for at, text in enumerate(texts) if not is_blank(text)), -1),
+            visible=-1
+            if self.first_visible >= 0
+            else next((at for at, text in enumerate(texts) if not is_blank(text)), -1),
             unseen=unseen_places(texts),
             reasoning=reasoning,
             choice=choice,
@@ -181,8 +192,8 @@ class ReplyState:
         number = self._output(choice, *bounds)
         self.silent += count - len(ends)
         before = self.settled + len(self.ends)
-        if self.first < 0 <= visible:
-            self.first, self.first_kind = before + visible, "reasoning" if reasoning else "content"
+        if visible >= 0:
+            self._begin(before + visible, "reasoning" if reasoning else "content")
         self.unseen += (before + at for at in unseen)
         self.reasoned |= reasoning and bool(ends)
         self.ends += ends

@@ -321,7 +321,7 @@ def counts_of(usage: Any) -> UsageCounts:
         ("input_tokens", _first(usage, _INPUT)),
         ("output_tokens", _first(usage, _OUTPUT)),
         ("cached_tokens", inputs.get("cached_tokens", usage.get("cached_tokens"))),
-        ("reasoning_tokens", outputs.get("reasoning_tokens")),
+        ("reasoning_tokens", outputs.get("reasoning_tokens", usage.get("reasoning_tokens"))),
         ("total_tokens", usage.get("total_tokens")),
     ):
         if value is None:

@@ -32,6 +32,8 @@ class RequestLog(OnDemand):
                            contradicted: by a usage that is not used; "" for none
     cached_tokens          prompt tokens that the server found in its prefix cache
     unseen_tokens          output tokens of reasoning that the usage states and no event brought
+    reasoning_tokens       output tokens of reasoning, by the server's usage
+    first_visible_ns       the first token that is not reasoning: of text, or of a call of a tool
     usage_*                what the server's usage stated, and what contradicts it as `kind: numbers`, several joined
                            by "; ": a count that is contradicted is -1 in the columns above
     retried                it was sent twice: the kept connection of the first time ended before any byte of a reply;
@@ -62,6 +64,7 @@ class RequestLog(OnDemand):
     first_output_ns: Ints
     last_output_ns: Ints
     first_token_ns: Ints
+    first_visible_ns: Ints
     last_token_ns: Ints
     end_ns: Ints
     declared_input_tokens: Ints
@@ -87,6 +90,7 @@ class RequestLog(OnDemand):
     choices: Ints
     output_span_ns: Ints
     unseen_tokens: Ints
+    reasoning_tokens: Ints
     usage_input_tokens: Ints
     usage_output_tokens: Ints
     usage_cached_tokens: Ints

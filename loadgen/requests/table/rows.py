@@ -107,8 +107,9 @@ _OF_PART = (
 )  # fmt: skip
 _OF_PLAN = ("phase", "workload_class", "max_tokens", "session", "turn")
 _OF_REPLY = (
-    "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "choices", "output_span_ns",
-    "unseen_tokens", "finish_reason", "first_kind", "role_only_first", "blank_before_first", "response_id",
+    "first_output_ns", "last_output_ns", "first_token_ns", "first_visible_ns", "last_token_ns", "choices",
+    "output_span_ns", "unseen_tokens", "finish_reason", "first_kind", "role_only_first", "blank_before_first",
+    "response_id",
 )  # fmt: skip
 _OF_USAGE = ("input_tokens", "output_tokens", "cached_tokens")
 _OF_CHUNKS = ("chunk_ns", "chunk_chars", "chunk_choice")
@@ -152,6 +153,9 @@ def columns(rows: Sequence[RequestRow], run_id: str) -> RequestLog:
         "usage_contradiction": ("; ".join(filter(None, doubt)) for doubt in doubts),
         "input_tokens": (
             -1 if doubt.input else reply.input_tokens for reply, doubt in zip(replies, doubts, strict=True)
+        ),
+        "reasoning_tokens": (
+            -1 if doubt.output else reply.reasoning_tokens for reply, doubt in zip(replies, doubts, strict=True)
         ),
         "cached_tokens": (
             -1 if doubt.cached else reply.cached_tokens for reply, doubt in zip(replies, doubts, strict=True)

@@ -48,23 +48,29 @@ def _read(body: bytes, settings: SimulatorSettings) -> Generation:
 def _opening(info: ReplyInfo) -> bytes:
     # Its usage has no part of the cache yet.
     message = _message(info) | {"usage": {"input_tokens": info.prompt_tokens, "output_tokens": 0}}
-    started = _typed("message_start", message=message)
-    return started + _typed("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    return _typed("message_start", message=message)
 
 
 def _event(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
-    text = text_of(outputs[-1:])
-    delta = _typed("content_block_delta", index=0, delta={"type": "text_delta", "text": text}) if text else b""
+    count, thought, text = len(outputs), info.reasoning_tokens, text_of(outputs[-1:])
+    kind, index = ("thinking", 0) if count <= thought else ("text", int(thought > 0))
+    delta = _typed("content_block_delta", index=index, delta={"type": f"{kind}_delta", kind: text}) if text else b""
+    if count in (1, thought + 1):
+        before = _typed("content_block_stop", index=0) if index else b""
+        delta = before + _typed("content_block_start", index=index, content_block={"type": kind, kind: ""}) + delta
     if record is None:
         return delta
     ended = {"stop_reason": _REASONS[record.finish_reason], "stop_sequence": None}
     last = _typed("message_delta", delta=ended, usage=_usage(info, outputs, record))
-    return delta + _typed("content_block_stop", index=0) + last + _typed("message_stop")
+    return delta + _typed("content_block_stop", index=index) + last + _typed("message_stop")
 
 
 def _whole(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
     ended = {"stop_reason": _REASONS[record.finish_reason], "usage": _usage(info, outputs, record)}
-    return msgspec.json.encode(_message(info) | ended | {"content": [{"type": "text", "text": text_of(outputs)}]})
+    thought = info.reasoning_tokens
+    content = [{"type": "thinking", "thinking": text_of(outputs[:thought])}] if thought else []
+    content.append({"type": "text", "text": text_of(outputs[thought:])})
+    return msgspec.json.encode(_message(info) | ended | {"content": content})
 
 
 def _message(info: ReplyInfo) -> dict[str, object]:

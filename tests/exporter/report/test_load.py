@@ -19,7 +19,8 @@ from sidelight.exporter.report.load import overload, rate_lines, served_in_load,
 from sidelight.exporter.report.sections import as_text
 from sidelight.exporter.report.verdict import verdict_of
 from sidelight.exporter.summary.result import Summary
-from sidelight.loadgen.requests.summary import HeldBack, client_summary
+from sidelight.loadgen.requests.rates import HeldBack
+from sidelight.loadgen.requests.summary import client_summary
 from sidelight.rundir.printable.numbers import cell
 from sidelight.rundir.stats import describe
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logs import request_log
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
 
 from sidelight.loadgen.requests import delivery as chunks
 from sidelight.loadgen.requests.slo.objectives import parse_slo
@@ -81,6 +81,19 @@ def test_what_counts_as_content_is_stated():
     got = _delivery(request_log(*rows))
     assert {"content": 1, "reasoning": 2, "tool": 1} == to_builtins(got.first_tokens)
     assert "reasoning and tool calls count as content" in str(got.content_rule)
+
+
+def test_a_first_visible_token_is_stated_where_a_reply_reasons():
+    """Of the replies that have one; else it is the TTFT, and stated once."""
+    rows = [
+        _reply([1, 1], first_kind="reasoning", submit=0, first=10, first_visible_ns=visible_ns, reasoning_tokens=1)
+        for visible_ns in (30_000_000, -1)
+    ]
+    got = client_summary(request_log(*rows))
+    assert (10.0, 30.0, 1) == (got.ttft_ms.p50, got.first_visible_token_ms.p50, got.first_visible_token_ms.count)
+    assert got.reasoning_tokens.mean == 1.0
+    plain = client_summary(request_log(_reply([1, 1], first_kind="content")))
+    assert (UNSET, UNSET) == (plain.first_visible_token_ms, plain.reasoning_tokens)
 
 
 def test_chunks_of_one_read_are_counted():
