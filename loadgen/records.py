@@ -32,6 +32,7 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     headers     which of the worker's header sets goes with it, by position; -1 none. A plan holds no header: it may be
                 a secret
     whole       of a later turn: its body is the whole conversation, and is sent as it is
+    leave_ns    how long after its dispatch the client closes the connection if the reply has not ended; -1 never
     """
 
     index: int
@@ -49,6 +50,7 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     turns: tuple[PlannedRequest, ...] = ()
     headers: int = -1
     whole: bool = False
+    leave_ns: int = -1
 
 
 class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=False):
@@ -66,8 +68,8 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     held_ns     for how long the cap on requests in flight held it back, which is part of dispatch_ns - scheduled_ns
     retried     it was sent twice: the kept connection of the first time ended before any byte of a reply; connected_ns
                 and submit_ns are of the second time
-    error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, too_large and server
-                (gRPC)
+    error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, left, protocol, too_large and
+                server (gRPC)
     sha256, reply  of the whole body, and its contents and times as `reply.encoded` writes them; both in the last part,
                 where its bytes are left out of the log (--redact-bodies), else empty
     """

@@ -104,7 +104,10 @@ class _Sender:
             exchange.kept_body = bytearray()
         self.recorder.begin(exchange, self.roots[planned.url] + planned.path)
         try:
-            await self.transport.perform(exchange, planned, timeout_s=self.spec.request_timeout_s)
+            async with asyncio.timeout(None if planned.leave_ns < 0 else planned.leave_ns / 1e9):
+                await self.transport.perform(exchange, planned, timeout_s=self.spec.request_timeout_s)
+        except TimeoutError:
+            exchange.error = f"left: the client closed its connection {planned.leave_ns / 1e9:g} s after sending"
         except asyncio.CancelledError:
             exchange.error = f"cancelled: {self.stop.reason or 'the phase was ended'}"
             raise

@@ -200,7 +200,7 @@ def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
     spoken_ns = first_token_ns(joined)
     spoken = (spoken_ns >= 0) & (requests.first_output_ns >= 0)
     # Engines go on for a while with what a client gave up.
-    ended = (joined.end_ns >= 0) & (requests.end_ns >= 0) & ~np.isin(requests.status, ("cancelled", "failed"))
+    ended = (joined.end_ns >= 0) & (requests.end_ns >= 0) & ~np.isin(requests.status, ("cancelled", "failed", "left"))
     most = np.minimum(
         np.where(spoken, requests.first_output_ns - spoken_ns, _FAR_NS),
         np.where(ended, requests.end_ns - joined.end_ns, _FAR_NS),

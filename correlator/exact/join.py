@@ -58,13 +58,17 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     return table
 
 
+_FATES = {
+    "cancelled": "was cancelled", "left": "was left by its client", "failed": "failed", "in_flight": "did not end",
+}  # fmt: skip
+
+
 def _why_none(requests: RequestLog, row: int, why: Sequence[str], *, any_spans: bool) -> str:
     """Return a reason for a request's missing times: first its own fate, as engines report only what they finished."""
     status, http_status = requests.status[row], requests.http_status[row]
     if http_status >= 400:
         return f"the server answered HTTP {http_status}"
-    if status in ("cancelled", "failed", "in_flight"):
-        fate = {"cancelled": "was cancelled", "failed": "failed", "in_flight": "did not end"}[status]
+    if fate := _FATES.get(status):
         longer = [reason for reason in why if reason.endswith("than the client waited")]
         went_on = f"the engine went on: {longer[0]}" if longer else "engines report only requests that they finished"
         return f"it {fate}, and {went_on}"

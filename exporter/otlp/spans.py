@@ -24,7 +24,7 @@ from sidelight.correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEN
 from sidelight.exporter.otlp.phases import phases
 from sidelight.loadgen.protocols.table import PROTOCOLS
 from sidelight.loadgen.records import span_id
-from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests.table.log import NO_ERRORS, RequestLog
 
 SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)
 # A server may answer an error with a page.
@@ -191,7 +191,7 @@ def _end_ns(requests: RequestLog, place: int) -> int:
 
 def _status(requests: RequestLog, place: int) -> Status:
     """Return the status of a request; conventions leave that of one that went well unset."""
-    if requests.status[place] == "ok":
+    if requests.status[place] in NO_ERRORS:
         return Status()
     return Status(StatusCode.ERROR, _short(requests.error[place]) or requests.status[place])
 
@@ -201,7 +201,7 @@ def error_type(requests: RequestLog, place: int) -> str | None:
     colon; None if the request succeeded.
     """
     status, code = requests.status[place], _status_code(requests, place)
-    if status == "ok":
+    if status in NO_ERRORS:
         return None
     if code is not None and code >= 400:
         return str(code)

@@ -11,6 +11,7 @@ from sidelight.exporter.document import Heading, Line, Prose
 from sidelight.exporter.summary.result import MeasuredWindow, Summary, Workload
 from sidelight.exporter.summary.watched import WatchedTraffic
 from sidelight.loadgen.driver import is_closed_loop
+from sidelight.loadgen.plan.leaving import leaving_of
 from sidelight.loadgen.plan.rates import pace_of
 from sidelight.loadgen.requests.rates import HeldBack
 from sidelight.loadgen.requests.summary import RequestCounts
@@ -65,8 +66,15 @@ def _counts(requests: RequestCounts) -> str:
         return "no requests"
     if requests.ok == requests.sent:
         return f"{count_of(requests.sent, 'request')}, {'all ' if requests.sent > 1 else ''}ok"
-    kinds = {"ok": "ok", "failed": "failed", "refused": "refused", "cancelled": "cancelled", "in_flight": "never ended"}
-    counts = {label: getattr(requests, name) for name, label in kinds.items()}
+    kinds = {
+        "ok": "ok",
+        "failed": "failed",
+        "refused": "refused",
+        "left": "left",
+        "cancelled": "cancelled",
+        "in_flight": "never ended",
+    }
+    counts = {label: getattr(requests, name) or 0 for name, label in kinds.items()}
     shown = (f"{count:,} {label}" for label, count in counts.items() if count or label == "ok")
     return f"{count_of(requests.sent, 'request')}: {', '.join(shown)}"
 
@@ -119,10 +127,19 @@ def _load(config: Mapping[str, Any], workload: Workload) -> str:
         _loop(config),
         f"for {' or '.join(limits)}" if limits else "",
         f"after a warm-up of {count_of(warm_up, 'request')}" if warm_up else "no warm-up",
+        _leaving(config),
         f"workload {workload.name}",
         f"seed {workload.seed}",
     )
     return ", ".join(part for part in parts if part)
+
+
+def _leaving(config: Mapping[str, Any]) -> str:
+    """Return the share of the clients that leave, and when; "" for none."""
+    leaving = leaving_of(config.get("leave"), 0)
+    if leaving is None:
+        return ""
+    return f"{100 * leaving.ratio:g} % of the clients leave after {leaving.after_ns / 1e9:g} s"
 
 
 def _loop(config: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sidelight.loadgen.plan.leaving import Leaving
 from sidelight.loadgen.plan.tokenizers import (
     FittedPrompt,
     FittingTokenizer,
@@ -70,6 +71,7 @@ class PlanOrder:
     ignore_eos     ask the engine to generate to max_tokens
     urls           how many URLs the requests go to, one after the other; a session stays at its own
     sessions       plan later turns too; false for a warm-up, whose indices must not depend on the workload
+    leaving        the clients that leave before their replies end, None for none
     exact          verify input lengths after the chat template, and correct them by bisection
     """
 
@@ -81,6 +83,7 @@ class PlanOrder:
     ignore_eos: bool = True
     urls: int = 1
     sessions: bool = True
+    leaving: Leaving | None = None
     exact: bool = False
 
 
@@ -351,9 +354,12 @@ def numbered(request: PlannedRequest, order: PlanOrder, *, index: int, offset_ns
     A session's own number is its ordinal: by its index, sessions of two turns would all be the even workers'.
     """
     replaced, phase, url = msgspec.structs.replace, order.phase, ordinal % order.urls
-    turns = tuple(
-        replaced(turn, index=index + number, phase=phase, url=url, session=ordinal, turn=number)
-        for number, turn in enumerate(request.turns, 1)
-    )
-    session = ordinal if turns else -1
-    return replaced(request, index=index, phase=phase, offset_ns=offset_ns, url=url, session=session, turns=turns)
+    session = ordinal if request.turns else -1
+    request, *turns = (
+        replaced(
+            turn, index=index + number, phase=phase, url=url, session=session, turn=number,
+            leave_ns=-1 if order.leaving is None else order.leaving.after(index + number),
+        )
+        for number, turn in enumerate((request, *request.turns))
+    )  # fmt: skip
+    return replaced(request, offset_ns=offset_ns, turns=tuple(turns))

@@ -70,6 +70,9 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     ok: Annotated[Count, doc("a status of success and a complete reply", "requests")]
     failed: Annotated[Count, doc("broken, timed out, incomplete or an HTTP 5xx", "requests")]
     refused: Annotated[Count, doc("HTTP 4xx or content filter", "requests")]
+    left: Annotated[
+        Count | UnsetType, doc("ended by their clients, as `--leave` asks; absent where none was", "requests")
+    ] = UNSET
     cancelled: Annotated[Count, doc("ended by the load generator", "requests")]
     in_flight: Annotated[Count, doc("without an end on record", "requests")]
 
@@ -149,7 +152,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     requests: Annotated[
         RequestCounts,
         doc(
-            "`sent`, and of those `ok`, `failed`, `refused`, `cancelled`, `in_flight`",
+            "`sent`, and of those `ok`, `failed`, `refused`, `left`, `cancelled`, `in_flight`",
             "requests",
             source="draft `output-recording`",
         ),
@@ -430,7 +433,8 @@ def _if_any(concerned: Bools, values: Floats, why: str) -> Statistics | UnsetTyp
 
 
 def _counts(log: RequestLog) -> RequestCounts:
-    return RequestCounts(sent=len(log), **{name: int((log.status == name).sum()) for name in STATUSES})
+    counts = {name: int((log.status == name).sum()) for name in STATUSES}
+    return RequestCounts(sent=len(log), **{name: count for name, count in counts.items() if count or name != "left"})
 
 
 def _throughput(

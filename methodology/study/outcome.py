@@ -23,7 +23,7 @@ from sidelight.loadgen.requests.self_check.check import SelfCheck
 from sidelight.loadgen.requests.self_check.stated_error import ErrorBound
 from sidelight.loadgen.requests.slo.objectives import Objective, parse_slo
 from sidelight.loadgen.requests.slo.results import slo_result
-from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.loadgen.requests.table.log import NO_ERRORS, RequestLog
 from sidelight.methodology.study.model import Beyond, Kind, Outcome, Step, StepData
 from sidelight.methodology.study.server_side import ServerSide, binding, server_side
 from sidelight.rundir.columns import Bools, Floats, take
@@ -47,7 +47,8 @@ def outcome(step: Step, data: StepData, rests_on: Collection[Kind] = ()) -> Outc
     """
     log = data.requests
     failures, numbers = np.unique(
-        np.array([error.split(":", 1)[0] or "unknown" for error in log.error[log.status != "ok"]]), return_counts=True
+        np.array([error.split(":", 1)[0] or "unknown" for error in log.error[~np.isin(log.status, NO_ERRORS)]]),
+        return_counts=True,
     )
     shared: dict[str, Any] = {
         "status": data.status,

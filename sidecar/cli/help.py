@@ -18,7 +18,7 @@ ALL = "--help-all"
 FLAGS = ("--help", "-h", ALL)
 # Options of `run` that only --help-all shows.
 RARE = frozenset(
-    ("--cert", "--key", "--price", "--reuse", "--deadline", "--workers", "--exact-tokens",
+    ("--cert", "--key", "--price", "--leave", "--reuse", "--deadline", "--workers", "--exact-tokens",
      "--ignore-eos", "--think-time", "--redact-bodies", "--metrics-ca",
      "--metrics-cert", "--metrics-key", "--metrics-token", "--metrics-user", "--metrics-header", "--metrics-insecure",
      "--metrics-timeout", "--otlp-forward", "--otlp-header", "--otlp-ca", "--listen-tls", "--listen-token",

@@ -135,7 +135,7 @@ class Tally:
         """Add requests that have ended, none of them before."""
         metrics = request_metrics(log)
         for status in log.status:
-            self.statuses[str(status)] += 1
+            self.statuses[str(status)] = self.statuses.get(status, 0) + 1
         self.input_tokens += int(log.input_tokens[log.input_tokens > 0].sum())
         self.output_tokens += int(log.output_tokens[log.output_tokens > 0].sum())
         self.received = max(self.received, self.output_tokens)

@@ -11,6 +11,8 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from sidelight.loadgen.driver import is_closed_loop
+from sidelight.loadgen.plan.leaving import FORM as LEAVE_FORM
+from sidelight.loadgen.plan.leaving import leaving_of
 from sidelight.loadgen.plan.rates import FORM, Pace, pace_of
 from sidelight.loadgen.plan.workloads import catalogue as workloads
 from sidelight.loadgen.protocols.table import Endpoint
@@ -76,6 +78,13 @@ def _rate(_hint: Any, tokens: Any) -> float | str:
     except ValueError:
         pace_of(text)
         return text
+
+
+def _leave(_hint: Any, tokens: Any) -> str:
+    """Convert the value of --leave. Raises ValueError."""
+    text = str(tokens[0].value)
+    leaving_of(text, 0)
+    return text
 
 
 def _warmup(_hint: Any, tokens: Any) -> int | str:
@@ -223,6 +232,15 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     deadline: Annotated[
         Duration | None,
         time_option(LOAD, "Time after which the whole run, including its preparation, is stopped as by Ctrl-C."),
+    ] = None
+    leave: Annotated[
+        Annotated[str, Meta(pattern=rf"^{LEAVE_FORM}$")] | None,
+        option(
+            LOAD,
+            "Clients that leave: this share of the requests, drawn by --seed, is ended by its client that long after "
+            "sending, as in 5%@2s. These count as left, not as failed.",
+            converter=_leave,
+        ),
     ] = None
     workers: Annotated[
         Annotated[int, Meta(ge=0, le=256)],

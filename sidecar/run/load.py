@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from sidelight.loadgen.plan.fitting import PlanOrder
+from sidelight.loadgen.plan.leaving import leaving_of
 from sidelight.loadgen.requests.metrics import request_metrics
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
@@ -87,7 +88,8 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
 async def _plan_measured(session: Session, options: RunOptions, prepared: Prepared) -> None:
     """Write the measured plan."""
     plan = session.plan("measure")
-    order = _order(options, prepared, phase="measure", first_index=first_measured(options))
+    leaving = leaving_of(options.leave, options.seed)
+    order = _order(options, prepared, phase="measure", first_index=first_measured(options), leaving=leaving)
     requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
     about = await write_plan(
         requests, plan, progress=session.progress, exact=options.exact_tokens, shown=_shown(session, plan)

@@ -236,8 +236,8 @@ class Worker:
         line = await asyncio.wait_for(self.process.stdout.readline(), BOUND_S)
         return json.loads(line) if line else {}
 
-    async def run(self, *offsets: int, close: bool = True, **command: object) -> None:
-        plan(self.directory / "plan", *offsets, close=close)
+    async def run(self, *offsets: int, close: bool = True, leave_ns: int = -1, **command: object) -> None:
+        plan(self.directory / "plan", *offsets, close=close, leave_ns=leave_ns)
         start_ns = self.clock.now_ns()
         await self.send(**{"cmd": "run", "plan": str(self.directory / "plan"), "start_ns": start_ns} | command)
 
@@ -256,13 +256,13 @@ class Worker:
         return assembled(self.directory)
 
 
-def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1, first: int = 0) -> None:
+def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1, first: int = 0, leave_ns: int = -1) -> None:
     """Append requests to a plan, numbered from `first` on, and close it."""
     frame_log = frames.FrameLog(path)
     for index, offset_ns in enumerate(offsets, first):
         body = b'{"n":%d}' % index
         planned = records.PlannedRequest(
-            index=index, phase="measure", path=PATH, body=body, offset_ns=offset_ns, url=index % urls
+            index=index, phase="measure", path=PATH, body=body, offset_ns=offset_ns, url=index % urls, leave_ns=leave_ns
         )
         records.append_record(frame_log, planned)
     if close:

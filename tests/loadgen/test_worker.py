@@ -46,6 +46,35 @@ async def test_an_open_loop_from_plan_to_log(serve: Serve, wire: type[Wire], sta
     assert {server.url + PATH} == set(got.endpoint_url)
 
 
+async def test_a_client_leaves_in_the_middle_of_a_reply(serve: Serve, wire: type[Wire], start: Start):
+    """The server sees its connection closed; what had come is on record, and no error is; its slot goes to the next."""
+    gone = []
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.SSE_HEAD + wire.event(wire.content("w")))
+        gone.append(await peer.reader.read())
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.run(-1, -1, concurrency=1, leave_ns=50_000_000)
+    assert 2 == (await worker.hear())["finished"]
+    await worker.until(lambda: len(gone) == 2)
+    got = worker.log()
+    assert (["left"] * 2, [""] * 2, [1, 1]) == (
+        got.status.tolist(),
+        got.error.tolist(),
+        np.diff(got.chunk_start).tolist(),
+    )
+
+
+async def test_a_reply_that_ends_before_its_client_leaves_is_ok(serve: Serve, wire: type[Wire], start: Start):
+    server = await serve(wire.answer(3))
+    worker = await start(server.url)
+    await worker.run(0, leave_ns=60_000_000_000)
+    await worker.hear()
+    assert ["ok"] == worker.log().status.tolist()
+
+
 async def test_a_closed_loop_keeps_its_concurrency(serve: Serve, wire: type[Wire], start: Start):
     """The server answers only while all four slots are with it; every request gets through."""
     here = 0

@@ -15,7 +15,7 @@ from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.requests.delivery import Delivery
 from sidelight.loadgen.requests.self_check.nodes import NodeSummary
 from sidelight.loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
-from sidelight.rundir.printable.numbers import cell, percent
+from sidelight.rundir.printable.numbers import cell, count_of, percent
 from sidelight.rundir.stats import Statistics
 
 CLIENT_ROWS = (
@@ -47,6 +47,8 @@ def client_section(summary: Summary) -> Iterator[Block]:
             missing.setdefault(_reason(key, values), []).append(label.removesuffix(", ms"))
     for reason, labels in missing.items():
         yield Prose(f"{', '.join(labels)}: n/a ({reason})", "note")
+    if client.requests.left:
+        yield Prose(f"The times of {count_of(client.requests.left, 'client')} that left are not among these.", "note")
     yield from _tokens_a_chunk(client)
     yield from map(Prose, chain(_speculation(client), rate_lines(summary)))
     yield from _first_tokens(client.delivery)

@@ -201,7 +201,7 @@ class SloTally:
     def add(self, log: RequestLog, metrics: RequestMetrics) -> None:
         """Add new requests; `metrics` are those of the same log. None of them was added before."""
         ok = log.status == "ok"
-        cut_short = ((log.status == "cancelled") | (log.status == "in_flight")) & self.stopped
+        cut_short = ((log.status == "cancelled") | (log.status == "in_flight")) & self.stopped | (log.status == "left")
         good = goodput(self.slo, log, metrics)
         self.requests += len(log)
         self.ok += int(ok.sum())

@@ -9,7 +9,8 @@ import numpy as np
 
 from sidelight.rundir.columns import Bools, Floats, Ints, OnDemand, Texts, ragged
 
-STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
+STATUSES = ("ok", "failed", "refused", "left", "cancelled", "in_flight")
+NO_ERRORS = ("ok", "left")  # of these
 DTYPES = {"Ints": np.int64, "Floats": np.float64, "Texts": np.object_, "Bools": np.bool_}  # of a column, by its type
 
 

@@ -88,11 +88,18 @@ def _status(row: RequestRow) -> tuple[str, str]:
         return ("refused" if reply.finish_reason == "content_filter" else "ok"), error
     if 400 <= row.status_code < 500:
         return "refused", reply.error or error
+    if part.error.startswith("left"):
+        return "left", ""
     if part.error.startswith("cancelled"):
         return "cancelled", error
     if row.status_code == 200 and row.received_bytes <= END_BYTES:
         error = error or f"empty: {EMPTY}"
     return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
+
+
+def _counts_reasoning(reply: Reply) -> bool:
+    """Return False for a count of 0 beside reasoning; vLLM states it if the chat template opens the thought."""
+    return reply.reasoning_tokens > 0 or reply.first_kind != "reasoning"
 
 
 def _end_ns(row: RequestRow) -> int:
@@ -155,7 +162,8 @@ def columns(rows: Sequence[RequestRow], run_id: str) -> RequestLog:
             -1 if doubt.input else reply.input_tokens for reply, doubt in zip(replies, doubts, strict=True)
         ),
         "reasoning_tokens": (
-            -1 if doubt.output else reply.reasoning_tokens for reply, doubt in zip(replies, doubts, strict=True)
+            -1 if doubt.output or not _counts_reasoning(reply) else reply.reasoning_tokens
+            for reply, doubt in zip(replies, doubts, strict=True)
         ),
         "cached_tokens": (
             -1 if doubt.cached else reply.cached_tokens for reply, doubt in zip(replies, doubts, strict=True)
