@@ -20,6 +20,7 @@ from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from sidelight.correlator.statistics.tail import tail_shares
 from sidelight.exporter.summary.correlation import Correlation, Evidence, Findings, correlation
 from sidelight.exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
+from sidelight.exporter.summary.slowest import EngineWork
 from sidelight.exporter.summary.watched import WatchedTraffic
 from sidelight.loadgen.requests.self_check.check import self_check
 from sidelight.loadgen.requests.self_check.workers import CpuRatio, Spread
@@ -173,6 +174,7 @@ def findings(
         associations=[ASSOCIATION],
         tail=tail_shares(columns, submit_ns, Missing("no gauge")),
         slowest=[],
+        work=EngineWork(missing="no spans"),
         evidence=EVIDENCE,
     )
 

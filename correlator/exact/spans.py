@@ -190,6 +190,7 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
         span_id=spans.span_id[first],
         trace_id=spans.trace_id[first],
         clock=spans.clock[first],
+        place=first if len(stating) == 1 and not fills else -1,
     )
 
 
@@ -240,6 +241,8 @@ def _of_two(spans: EngineSpans, first: int, second: int) -> ExactTimes:
         span_id=spans.span_id[first],
         trace_id=spans.trace_id[first],
         clock=spans.clock[first],
+        place=first,
+        next_place=second,
         hand_over_s=(spans.arrival_ns[second] - spans.end_ns[first]) / 1e9,
         hand_over_by="" if _is_one_clock(spans, first, second) else " and ".join(spans.clock[[first, second]]),
     )
@@ -265,6 +268,8 @@ def _of_two_at_once(spans: EngineSpans, first: int, second: int) -> ExactTimes:
         span_id=spans.span_id[second],
         trace_id=spans.trace_id[second],
         clock=spans.clock[second],
+        place=first,
+        next_place=second,
     )
 
 

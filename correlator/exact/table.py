@@ -45,6 +45,8 @@ class Joined(InnerTimes):
                             those of the first to have a token, decode is the longest. Of two engines that shared it,
                             queue and prefill are the first's, decode is the second's, and all else is of both
     clock                   which clock the stamps are by (`EngineSpans.clock`), "" where that is unknown
+    place, next_place       int64, where its only span stands in `EngineSpans`, and that of the second engine that
+                            shared it; -1 for none, and where all of several spans are its own
     hand_over_s             from the first engine's end to the second's arrival by the stamps of either, NaN where one
                             engine served; it is in none of the other times until it is known (`handed_over`)
     hand_over_by            the two clocks of those stamps, "" where they are one; router_error_s is by how much
@@ -64,6 +66,8 @@ class Joined(InnerTimes):
     span_id: Texts
     trace_id: Texts
     clock: Texts
+    place: Ints
+    next_place: Ints
     hand_over_s: Floats
     hand_over_by: Texts
     router_error_s: Floats
@@ -92,6 +96,8 @@ class ExactTimes:
     span_id: str = ""
     trace_id: str = ""
     clock: str = ""
+    place: int = -1
+    next_place: int = -1
     hand_over_s: float = np.nan
     hand_over_by: str = ""
 
@@ -116,6 +122,8 @@ def unjoined(size: int, reason: str = "") -> Joined:
         span_id=texts(""),
         trace_id=texts(""),
         clock=texts(""),
+        place=np.full(size, -1, dtype=np.int64),
+        next_place=np.full(size, -1, dtype=np.int64),
         hand_over_s=np.full(size, np.nan),
         hand_over_by=texts(""),
         router_error_s=np.full(size, np.nan),
@@ -152,6 +160,7 @@ def put(
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns
     table.span_id[row], table.trace_id[row], table.clock[row] = times.span_id, times.trace_id, times.clock
+    table.place[row], table.next_place[row] = times.place, times.next_place
     table.hand_over_s[row], table.hand_over_by[row] = times.hand_over_s, times.hand_over_by
     return ""
 

@@ -26,6 +26,7 @@ from sidelight.exporter.report.load import rate_lines
 from sidelight.exporter.report.tables.breakdown import breakdown_table
 from sidelight.exporter.report.tables.client import client_table
 from sidelight.exporter.report.tables.shards import shards_section
+from sidelight.exporter.report.tables.slowest import work_lines, work_table
 from sidelight.exporter.report.verdict import verdict_blocks, verdict_of
 from sidelight.exporter.summary.breakdown import json_name
 from sidelight.exporter.summary.result import Summary, as_written
@@ -66,6 +67,9 @@ def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) ->
             yield from _beside(*against_base)
         if not summary.correlation.missing:
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
+        if summary.correlation.work.waits:
+            yield _table(work_table(summary.correlation))
+            yield "\n".join(f"- {escaped(line)}" for line in work_lines(summary))
         yield _table(client_table(summary.client))
         yield "\n".join(f"- {escaped(line)}" for line in rate_lines(summary))
     for each in shards_section(summary.watch) if summary.watch else ():

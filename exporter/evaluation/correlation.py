@@ -31,7 +31,7 @@ from sidelight.exporter.summary.correlation import (
     ReceivedSpans,
     correlation,
 )
-from sidelight.exporter.summary.slowest import slowest
+from sidelight.exporter.summary.slowest import slowest, work_while_waiting
 from sidelight.exporter.summary.timeline import timeline
 from sidelight.loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from sidelight.loadgen.requests.table.log import RequestLog
@@ -57,12 +57,14 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
     edges = slice_edges(window, measured_run.slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
     met = met_at_submission(measured, run.endpoints)
     waiting, running = met["requests_waiting"], met["requests_running"]
+    means = _means(run, times, measured, window)
+    slow = slowest(measured, parts, waiting, running, start_ns=window.start_ns)
     findings = Findings(
         parts=parts,
         refusal=times.refusal[rows],
         attribution=take(times.attribution, rows),
         clocks=times.clocks,
-        means=_means(run, times, measured, window),
+        means=means,
         ok=measured.status == "ok",
         submit_ns=measured.submit_ns,
         workload_class=measured.workload_class,
@@ -74,7 +76,8 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
         associations=associations(measured, {"ttft_ms": parts.ttft_s}, run.endpoints),
         tail=tail_shares(parts, measured.submit_ns, waiting if steady else ONLY_GREW),
         timeline=timeline(measured.submit_ns, parts.ttft_s, run.endpoints, window) if edges else UNSET,
-        slowest=slowest(measured, parts, waiting, running, start_ns=window.start_ns),
+        slowest=slow,
+        work=work_while_waiting(run.requests, times.joined, run.spans, slow, means.ratio),
         evidence=Evidence(
             while_waiting=while_waiting(run.endpoints, window),
             prefill_input_tokens_rho=rank_correlation(parts.prefill_s, input_tokens(measured)),

@@ -37,7 +37,7 @@ class Correlated:
     """Time breakdown of each request of a run, warm-up included, and its sources; columns [n].
 
     `observed` is what each endpoint's scrapes show of the ends of requests, `decoding` the same of a decode pool, whose
-    prefills are elsewhere; `refusal` is as of `Joined`.
+    prefills are elsewhere; `refusal` is as of `Joined`, and `joined` its table; None of a watch.
     """
 
     parts: Parts
@@ -46,6 +46,7 @@ class Correlated:
     observed: Sequence[Observed | Missing]
     decoding: Sequence[Observed]
     clocks: Mapping[str, ClockOffset]
+    joined: Joined | None = None
     records: Matched | None = None
 
 
@@ -90,6 +91,7 @@ def correlated(run: Run) -> Correlated:
             if role == "decode" and isinstance(times := observe(endpoint), Observed)
         ],
         clocks=clocks.by_engine,
+        joined=joined,
         records=records,
     )
 

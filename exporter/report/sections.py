@@ -22,7 +22,7 @@ from sidelight.exporter.report.tables.energy import energy_section
 from sidelight.exporter.report.tables.gateways import gateway_lines
 from sidelight.exporter.report.tables.server import association_line, server_section
 from sidelight.exporter.report.tables.shards import shards_section
-from sidelight.exporter.report.tables.slowest import slowest_section
+from sidelight.exporter.report.tables.slowest import slowest_section, work_section
 from sidelight.exporter.report.verdict import verdict_blocks, verdict_of
 from sidelight.exporter.summary.result import Summary, as_written
 from sidelight.exporter.summary.timeline import Timeline
@@ -54,7 +54,7 @@ def sections(summary: Summary) -> dict[str, tuple[Block, ...]]:
         "timeline": timeline_lines(correlation.timeline),
         "client": client_section(summary),
         "parts": () if correlation.missing else breakdown_tables(correlation),
-        "slowest": slowest_section(correlation.slowest, correlation.breakdown),
+        "slowest": (*slowest_section(correlation.slowest, correlation.breakdown), *work_section(summary)),
         "server": server_section(summary),
         "gateways": prose(gateway_lines(summary)),
         "shards": shards_section(summary.watch) if summary.watch else (),

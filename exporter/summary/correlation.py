@@ -41,7 +41,7 @@ from sidelight.exporter.summary.breakdown import (
     with_fields,
 )
 from sidelight.exporter.summary.gateways import GatewaySummary, gateway_summaries
-from sidelight.exporter.summary.slowest import SlowRequest
+from sidelight.exporter.summary.slowest import EngineWork, SlowRequest
 from sidelight.exporter.summary.tail import TailAttribution, tail_attribution
 from sidelight.exporter.summary.timeline import Timeline
 from sidelight.loadgen.requests.metrics import stamped_ms
@@ -231,8 +231,7 @@ class Correlation(Struct, frozen=True, kw_only=True):
         doc("The gateways that requests passed, outermost first; empty where no span of one came."),
     ]
     not_ok: Annotated[
-        Count,
-        doc("Requests with a first token that did not succeed; the client's statistics leave them out.", "requests"),
+        Count, doc("Requests with a first token that did not succeed: in none of the client's statistics.", "requests")
     ]
     none_reasons: Annotated[dict[str, int], doc("Why requests have no breakdown, by count.", "requests")]
     estimated_reasons: Annotated[
@@ -242,11 +241,7 @@ class Correlation(Struct, frozen=True, kw_only=True):
         dict[str, int], doc("Why times that came of requests that succeeded are not used, by count.", "requests")
     ]
     client_requests: Annotated[
-        Count,
-        doc(
-            "Requests with a first token that succeeded in the window while servers were scraped.",
-            "requests",
-        ),
+        Count, doc("Requests with a first token that succeeded in the window while servers were scraped.", "requests")
     ]
     server_requests: Annotated[Count, doc("Requests whose end the engine counted.", "requests")]
     server_over_client: Annotated[
@@ -283,6 +278,7 @@ class Correlation(Struct, frozen=True, kw_only=True):
     ]
     tail_attribution: Annotated[TailAttribution, doc("Which part the TTFT, its variance and its tail are made of.")]
     slowest: Annotated[list[SlowRequest], doc("The five requests with the longest TTFT, the longest first.")]
+    work: Annotated[EngineWork, doc("What the engines did while requests waited for them, by the spans of all.")]
     evidence: Annotated[Evidence, doc("What stood beside the wait, from which the report's advice follows.")]
 
 
@@ -311,6 +307,7 @@ class Findings(Explained):
     associations: Sequence[Association]
     tail: TailShares | Missing
     slowest: Sequence[SlowRequest]
+    work: EngineWork
     evidence: Evidence
     timeline: Timeline | UnsetType = UNSET
 
@@ -360,6 +357,7 @@ def correlation(of: Findings) -> Correlation:
         association=list(of.associations),
         tail_attribution=tail_attribution(of.tail),
         slowest=list(of.slowest),
+        work=of.work,
         evidence=of.evidence,
     )
 

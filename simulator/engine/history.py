@@ -218,6 +218,7 @@ class StepOutcome:
     hold a known prefix are `evictable_blocks`. `lost` are the requests, by number, that ended with an engine without
     memory. A step that computes for no request waits for loads of `kv_fetch`. `drafts` are pairs of how many tokens
     were proposed to a request, and how many of them accepted.
+    `computed` are the tokens of the step by the ids of requests.
     """
 
     begin_ns: int
@@ -239,6 +240,7 @@ class StepOutcome:
     lost: tuple[tuple[int, RequestRecord], ...] = ()
     kv_fetch: KvFetch = field(default_factory=KvFetch)
     drafts: tuple[tuple[int, int], ...] = ()
+    computed: tuple[tuple[str, int], ...] = ()
 
     @property
     def kind(self) -> StepKind:

@@ -201,6 +201,7 @@ class SimulatedEngine:
             lost=lost,
             kv_fetch=self._kv_fetch(step),
             drafts=tuple(step.drafts),
+            computed=tuple((sequence.request.request_id, tokens) for sequence, tokens in step.chunks),
         )
 
     def _kv_fetch(self, step: EngineStep) -> KvFetch:

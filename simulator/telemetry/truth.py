@@ -67,6 +67,7 @@ def step_line(outcome: StepOutcome) -> str:
         "sequences": outcome.prefill.requests + outcome.decode_requests,
         "prefills": outcome.prefill.requests,
         "prefill_tokens": outcome.prefill.computed_tokens,
+        "computed": dict(outcome.computed),
     }
     return msgspec.json.encode(fields).decode() + "\n"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import summaries
 from logs import request_log
 
-from sidelight.exporter.summary.slowest import MOST, SlowRequest, slowest
+from sidelight.correlator.exact.work import Stays
+from sidelight.exporter.summary.slowest import MOST, SlowRequest, engine_work, slowest
 from sidelight.rundir.columns import take
 from sidelight.rundir.stats import Missing
 
@@ -53,3 +55,46 @@ def test_there_are_five_at_most_and_none_without_a_first_token():
     assert MOST == len(slowest(log, parts, unknown, unknown, start_ns=0))
     never = replace(parts, ttft_s=np.full(summaries.SIZE, np.nan))
     assert [] == slowest(log, never, unknown, unknown, start_ns=0)
+
+
+def two_stays() -> Stays:
+    """The second request waits 100 ms for the prefill of the first, and 50 ms for its own beside the first's output."""
+    ms = np.array([[0, 0, 100, 300], [0, 100, 150, 160]]).T * 10**6
+    queued_ns, scheduled_ns, first_ns, end_ns = ms
+    return Stays(
+        row=np.arange(2),
+        engine=np.full(2, "e", dtype=np.object_),
+        role=np.full(2, "", dtype=np.object_),
+        queued_ns=queued_ns,
+        scheduled_ns=scheduled_ns,
+        first_ns=first_ns,
+        end_ns=end_ns,
+        tokens=np.array([400, 9]),
+        requests=2,
+        covered=1.0,
+        uncounted=0,
+    )
+
+
+def test_a_wait_is_divided_among_what_the_engine_computed():
+    rows = [{"submit": 0, "trace_id": f"t{at}", "workload_class": name} for at, name in enumerate(("batch", "chat"))]
+    work = engine_work(request_log(*rows), two_stays(), [three()[0]], None)
+
+    (wait,) = work.waits
+    assert (150.0, 45.0, 100.0, 5.0, 0.0) == pytest.approx(
+        (wait.wait_ms, wait.itself_ms, wait.prefill_ms, wait.decode_ms, wait.idle_ms)
+    )
+    first, second = wait.largest
+    assert ("batch", "prefill", 400, pytest.approx(2 / 3)) == (
+        first.workload_class, first.phase, first.tokens, first.used_ratio,
+    )  # fmt: skip
+    assert ("decode", pytest.approx(5.0)) == (second.phase, second.used_ms)
+    assert {"batch": [], "chat": [("batch", "prefill"), ("batch", "decode")]} == {
+        each.workload_class: [(use.workload_class, use.phase) for use in each.used] for each in work.classes
+    }
+
+
+@pytest.mark.parametrize(("server_over_client", "is_known"), [(None, True), (1.05, True), (1.06, False)])
+def test_work_for_others_is_refused(server_over_client: float | None, is_known: bool):
+    log = request_log(*({"submit": 0, "trace_id": f"t{at}"} for at in range(2)))
+    assert is_known == (not engine_work(log, two_stays(), [], server_over_client).missing)
