@@ -104,6 +104,17 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return ratio, math.sqrt(spread) / float(drafted.sum())
 
 
+def slow_ranks(server: Server) -> Iterator[str]:
+    """Yield a warning for each page with a slow data-parallel rank."""
+    for endpoint in server.endpoints:
+        if slow := endpoint.slow_rank:
+            times = f"{slow.queue_ms / slow.others_ms:.1f} times " if slow.others_ms else "longer than "
+            yield (
+                f"rank {slow.rank} of {endpoint.url} waited {times}the others' median, all the time: its requests were "
+                f"in its queue for {slow.queue_ms:,.0f} ms in the mean, theirs for {slow.others_ms:,.0f} ms"
+            )
+
+
 def require_server(run: Run) -> None:
     """Raise DamagedRun if a complete run lost its scraper or receiver but needs server results. A `scrape`, --metrics
     or --otlp-listen asks for these. A load alone has the client's half, and a watch goes on.

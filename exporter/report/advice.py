@@ -20,6 +20,7 @@ from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.printable.numbers import cell, percent, spoken
 from sidelight.scraper.engines.catalogue import EngineLimits, catalogue
 from sidelight.scraper.gateways.catalogue import gateway
+from sidelight.scraper.window.pools import SlowRank
 from sidelight.scraper.window.quantities import GatewayPage
 
 LARGE = 0.4  # of the TTFT: a part with less is not what to work on
@@ -68,7 +69,7 @@ class Observations:
 
     `shares` are those of the parts of slow requests' TTFT where that is known, else of the mean; `prefill` is advice on
     prefill, None without evidence; `wait_ms` is the mean wait by the number of waiting requests, None where not known;
-    `loads` are of KV caches from elsewhere, within a queue.
+    `loads` are of KV caches from elsewhere, within a queue; `slow_rank` waits longer than the others of its engine.
     """
 
     breakdown: Breakdown
@@ -81,6 +82,7 @@ class Observations:
     prefill: Advice | None = None
     wait_ms: float | None = None
     loads: KvLoads | None = None
+    slow_rank: SlowRank | None = None
 
     @property
     def large(self) -> list[str]:
@@ -118,6 +120,7 @@ def observed(summary: Summary) -> Observations:
         prefill=_prefill(summary),
         wait_ms=_wait_ms(summary),
         loads=correlation.evidence.kv_loads or None,
+        slow_rank=next((endpoint.slow_rank for endpoint in server.endpoints if endpoint.slow_rank), None),
     )
 
 
@@ -306,7 +309,18 @@ def _queue(seen: Observations) -> Advice | None:
     queue_ms = seen.breakdown.queue_ms.mean or 0.0
     is_shared = seen.breakdown.decode_queue_ms.mean is not None
     by_loads = None if is_shared else _loads(seen.loads, queue_ms, "the engine's queue")
-    return by_loads or advice_on_queue(seen.waited, seen.limits, seen.preemptions)
+    return by_loads or _slow_rank(seen) or advice_on_queue(seen.waited, seen.limits, seen.preemptions)
+
+
+def _slow_rank(seen: Observations) -> Advice | None:
+    """Return advice on a data-parallel rank that waits longer than the others."""
+    if (slow := seen.slow_rank) is None:
+        return None
+    return Advice(
+        seen=f"Rank {slow.rank} held requests in its queue for {spoken(slow.queue_ms)} in the mean, the others for "
+        f"{spoken(slow.others_ms)} (median)",
+        cure=f"spread requests over the ranks by their load, not in turn{_named(seen.limits.balance)}",
+    )
 
 
 def _decode_queue(seen: Observations) -> Advice | None:

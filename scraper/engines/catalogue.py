@@ -208,10 +208,11 @@ def _steps(form: str) -> re.Pattern[str]:
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's options that bound its running requests and its KV cache's memory."""
+    """The engine's options on running requests, the KV cache's memory and the balance of ranks."""
 
     running: str = ""
     kv_cache: str = ""
+    balance: str = ""
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +221,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     - `aliases` are prefixes seen instead of `prefix`.
     - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and where there
       are ranks an empty total stands for those that split it.
+    - `data_parallel` is the label of ranks that serve requests of their own, which add up.
     - `absent` says why quantities are missing that the file does not list.
     """
 
@@ -227,6 +229,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     totals: tuple[str, ...] = ()
+    data_parallel: str = ""
     quantities: dict[str, CatalogueQuantity]
     absent: str
 

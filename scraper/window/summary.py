@@ -6,14 +6,16 @@ Whatever cannot be computed is left out, and a `missing` beside it says why. No 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Struct, UnsetType, field
+from msgspec.structs import replace
 
 from sidelight.rundir.fields import UNSET, Count, StampNs, doc
 from sidelight.rundir.stats import Missing
+from sidelight.scraper.engines.binding import CanonicalSource
 from sidelight.scraper.engines.catalogue import catalogue
 from sidelight.scraper.engines.recognition import (
     FEATURES,
@@ -24,7 +26,7 @@ from sidelight.scraper.engines.recognition import (
     leading_engine,
 )
 from sidelight.scraper.series.table import EndpointSeries
-from sidelight.scraper.window.pools import BY_POOL, OF_NEITHER, Role, is_of, roles_of
+from sidelight.scraper.window.pools import BY_POOL, OF_NEITHER, Rank, Role, SlowRank, is_of, ranks_of, roles_of
 from sidelight.scraper.window.quantities import GatewayPage, Quantities
 from sidelight.scraper.window.statistics import Described, describe, described_parts, measure
 from sidelight.scraper.window.window import ScrapeSelection, Window, select_scrapes
@@ -74,6 +76,13 @@ class Endpoint(Quantities, frozen=True):
     last: Annotated[LastScrape | UnsetType, doc("The scrape that increases are counted to.")] = UNSET
     per_interval_slices: Annotated[
         bool | UnsetType, doc("True where slices are scrape intervals: the page changes more rarely than a slice.")
+    ] = UNSET
+    ranks: Annotated[
+        list[Rank] | UnsetType, doc("Its data-parallel ranks alone; absent where the page has but one.")
+    ] = UNSET
+    slow_rank: Annotated[
+        SlowRank | UnsetType,
+        doc("The rank with a queue longer than the others', all the time; absent without one."),
     ] = UNSET
 
 
@@ -146,7 +155,8 @@ def server_summary(
     for endpoint, detected, sources, role in zip(endpoints, engines, shown, roles, strict=True):
         selection = select_scrapes(endpoint, window, slice_ns)
         described, absent = described_parts(endpoint, selection, sources) if detected else ({}, None)
-        listed.append(_endpoint(endpoint, selection, detected, role, described, absent))
+        alone = _endpoint(endpoint, selection, detected, role, described, absent)
+        listed.append(alone if isinstance(selection, Missing) else _with_ranks(alone, endpoint, selection, sources))
         if engine is not None and detected is not None and detected.name == engine.name:
             for name, part in described.items():
                 if not role or is_of(name, role):
@@ -220,6 +230,21 @@ def _endpoint(
         **{name: quantity for name, (_, quantity) in described.items()},
         missing=UNSET if absent is None else absent,
     )
+
+
+def _with_ranks(
+    alone: Endpoint,
+    endpoint: EndpointSeries,
+    selection: ScrapeSelection,
+    sources: Mapping[str, CanonicalSource | Missing],
+) -> Endpoint:
+    """Return an endpoint with its data-parallel ranks, where its page has several."""
+    label = catalogue(alone.engine).data_parallel if alone.engine else ""
+    names = {value for each in endpoint.series for name, value in each.labels if name == label and value}
+    if len(names) < 2:
+        return alone
+    ranks, slow = ranks_of(endpoint, selection, sources, {(label, name) for name in names})
+    return replace(alone, ranks=ranks or UNSET, slow_rank=slow or UNSET)
 
 
 def _why_no_engine(endpoints: Sequence[EndpointSeries]) -> str:

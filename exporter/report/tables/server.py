@@ -61,8 +61,17 @@ def server_section(summary: Summary) -> Iterator[Block]:
         yield table(title, columns, rows)
         if any(getattr(server, key) for key, _ in HISTOGRAM_ROWS):
             yield Prose(BY_BUCKETS, "note")
+        yield from _ranks(server)
     elif summary.window.duration_s:
         yield from (Prose(f"Server: {engine.name}, no scrape within the measured window", "warning"), BLANK)
+
+
+def _ranks(server: Server) -> Iterator[Block]:
+    """Yield a table of the data-parallel ranks of each page that keeps them apart."""
+    for endpoint in server.endpoints:
+        if ranks := endpoint.ranks:
+            rows = [(rank.rank, rank.requests, rank.queue_ms, rank.running, rank.waiting) for rank in ranks]
+            yield table("Ranks", numbers("requests", "queue mean, ms", "running", "waiting", show=cell), rows)
 
 
 def _times(summary: Summary) -> Iterator[tuple[Cell, ...]]:

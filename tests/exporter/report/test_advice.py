@@ -18,8 +18,9 @@ from sidelight.exporter.summary.correlation import Evidence
 from sidelight.exporter.summary.gateways import GatewaySummary
 from sidelight.exporter.summary.result import Summary
 from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidelight.scraper.window.pools import SlowRank
 from sidelight.scraper.window.quantities import GatewayPage
-from sidelight.scraper.window.summary import DetectedEngine, Server
+from sidelight.scraper.window.summary import DetectedEngine, Endpoint, Scrapes, Server
 
 replace = msgspec.structs.replace
 SEATS = WhileWaiting(
@@ -81,6 +82,12 @@ BOUNDED = GatewaySummary(
     name="envoy",
     of_whole_ms=5.0,
 )
+SLOW = Endpoint(
+    url="http://e/metrics",
+    engine="vllm",
+    scrapes=Scrapes(ok=9, failed=0, failures={}),
+    slow_rank=SlowRank(rank="3", queue_ms=410.0, others_ms=100.0),
+)
 FINE = "nothing, if these times are good enough (--slo says what is)"
 SOURCES = (
     "name the engine's metrics page (--metrics URL), or have the engine send its spans here (--otlp-listen HOST:PORT), "
@@ -115,6 +122,11 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
             made_of("queue", waiting=SEATS, server=engine(preemptions=summaries.counter(12.0, 1.0))),
             "The engine preempted running requests (12 x)",
             "let fewer requests run at once (--max-num-seqs)",
+        ),
+        (
+            made_of("queue", waiting=SEATS, server=replace(engine(), endpoints=[SLOW])),
+            "Rank 3 held requests in its queue for 410 ms in the mean, the others for 100 ms (median)",
+            "spread requests over the ranks by their load, not in turn",
         ),
         (
             made_of("prefill", rho=0.9, **TOKENS),
@@ -167,6 +179,7 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
         "cache",
         "cache full at times",
         "preempted",
+        "a slow rank",
         "long prompts",
         "not cached",
         "proxy",
