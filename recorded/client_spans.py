@@ -22,6 +22,13 @@ from sidelight.scraper.spans.received import ReceivedSpan, SpanKind, attributes_
 FIRST_TOKEN_ATTRIBUTES = ("gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
 # OpenInference and Envoy AI Gateway; OpenLLMetry, once a chunk; the AI SDK.
 FIRST_TOKEN_EVENTS = ("First Token Stream Event", "llm.content.completion.chunk", "ai.stream.firstChunk")
+# Counts by the convention's names, then by its earlier ones.
+_TOKENS = {
+    "input": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+    "output": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    "cached": ("gen_ai.usage.cache_read.input_tokens",),
+    "reasoning": ("gen_ai.usage.reasoning.output_tokens",),
+}
 _LONGEST_KIND = 60
 _LONGEST_ID = 256
 # No span comes before its end, and exporters keep few for longer: of another, the clock is another one.
@@ -66,6 +73,7 @@ class ClientSpan:
     input_tokens: int
     output_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
     server: str
     response_id: str
 
@@ -101,9 +109,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
         received_ns=received.received_ns,
         first_s=_first_s(span, attributes, kind),
         error=_error(span, attributes),
-        input_tokens=_tokens(attributes.get("gen_ai.usage.input_tokens")),
-        output_tokens=_tokens(attributes.get("gen_ai.usage.output_tokens")),
-        cached_tokens=_tokens(attributes.get("gen_ai.usage.cache_read.input_tokens")),
+        **{f"{name}_tokens": _tokens(attributes, names) for name, names in _TOKENS.items()},
         server=_server(attributes),
         response_id=_short(attributes.get("gen_ai.response.id")),
     )
@@ -161,7 +167,8 @@ def _short(stated: str | float | None) -> str:
     return stated if isinstance(stated, str) and len(stated) <= _LONGEST_ID else ""
 
 
-def _tokens(stated: str | float | None) -> int:
+def _tokens(attributes: Mapping[str, str | float], names: Sequence[str]) -> int:
+    stated = next((attributes[name] for name in names if name in attributes), None)
     return int(stated) if isinstance(stated, float) and 0 <= stated < 2**53 else -1
 
 
@@ -215,6 +222,7 @@ def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) 
         output_tokens=tokens,
         output_tokens_source=texts(["usage" if count >= 0 else "" for count in tokens.tolist()]),
         cached_tokens=numbers(lambda span: span.cached_tokens),
+        reasoning_tokens=numbers(lambda span: span.reasoning_tokens),
     )
 
 

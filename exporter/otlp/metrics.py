@@ -64,6 +64,16 @@ _PER_CHUNK = _Instrument(
     f"{_CLIENT}time_per_output_chunk", "Time between content chunks of one response.", _DURATION_BOUNDS_S
 )
 _TOKENS = _Instrument("gen_ai.client.token.usage", "Tokens by the server's count.", _TOKEN_BOUNDS, "{token}")
+# What semantic-conventions-genai has in its place (#374); not released, so both are sent.
+_INPUT_TOKENS, _OUTPUT_TOKENS = (
+    _Instrument(
+        f"gen_ai.client.inference.operation.{kind}_tokens",
+        f"The server's count of {kind} tokens.",
+        _TOKEN_BOUNDS,
+        "{token}",
+    )
+    for kind in ("input", "output")
+)
 _SERVER_DURATION = _Instrument(
     f"{_SERVER}request.duration", "Arrival to last token, by the engine.", _DURATION_BOUNDS_S
 )
@@ -137,15 +147,20 @@ def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Instr
     rows, end_ns = np.arange(len(log)), log.end_ns
     errors = [error_type(log, row) for row in range(len(log))]
     duration_s = np.where(end_ns >= 0, (end_ns - log.dispatch_ns) / 1e9, np.nan)
-    for error in sorted(set(errors), key=str):
-        of_error = np.array([each == error for each in errors], dtype=np.bool_)
-        values = np.where(of_error, duration_s, np.nan)
-        yield _InstrumentValues(
-            instrument=_DURATION, values=values, at_ns=end_ns, rows=rows, attributes={"error.type": error}
-        )
     counts = [counted_output(log, row) for row in range(len(log))]
     output = np.array([np.nan if count is None else count for count in counts], dtype=np.float64)
-    for kind, tokens in (("input", np.where(log.input_tokens >= 0, log.input_tokens, np.nan)), ("output", output)):
+    inputs = np.where(log.input_tokens >= 0, log.input_tokens, np.nan)
+    for error in sorted(set(errors), key=str):
+        of_error = np.array([each == error for each in errors], dtype=np.bool_)
+        for instrument, values in ((_DURATION, duration_s), (_INPUT_TOKENS, inputs), (_OUTPUT_TOKENS, output)):
+            yield _InstrumentValues(
+                instrument=instrument,
+                values=np.where(of_error, values, np.nan),
+                at_ns=end_ns,
+                rows=rows,
+                attributes={"error.type": error},
+            )
+    for kind, tokens in (("input", inputs), ("output", output)):
         attributes: dict[str, Value] = {"gen_ai.token.type": kind}
         yield _InstrumentValues(instrument=_TOKENS, values=tokens, at_ns=end_ns, rows=rows, attributes=attributes)
     if streams:

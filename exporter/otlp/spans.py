@@ -141,6 +141,7 @@ def _conventional(source: SpanSource, place: int) -> dict[str, Value]:
         "gen_ai.usage.input_tokens": _count(requests.input_tokens[place]),
         "gen_ai.usage.output_tokens": counted_output(requests, place),
         "gen_ai.usage.cache_read.input_tokens": _count(requests.cached_tokens[place]),
+        "gen_ai.usage.reasoning.output_tokens": _count(requests.reasoning_tokens[place]),
         # Over WebSocket and gRPC there is no HTTP status; ours stands for one.
         "http.response.status_code": _status_code(requests, place) if protocol.transport == "http" else None,
         "error.type": error_type(requests, place),

@@ -9,7 +9,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import CLIENT, INTERNAL, MS, NOON, SERVER, call, gateway, span
 
-from sidelight.recorded.client_spans import ClientSpan, client_span
+from sidelight.recorded.client_spans import ClientSpan, client_span, request_log
 from sidelight.scraper.spans.received import received
 
 
@@ -114,6 +114,15 @@ def test_tokens_and_the_called_server_are_read():
     )
     odd = read(span("chat", "a", attributes={**attributes, "gen_ai.usage.input_tokens": -3.0, "server.port": 1e9}))
     assert (-1, "") == (odd.input_tokens, odd.server)
+
+
+def test_tokens_are_read_by_earlier_names_too():
+    """The convention's present name counts where both are stated; reasoning is a part of the output."""
+    old = {"gen_ai.usage.prompt_tokens": 9.0, "gen_ai.usage.completion_tokens": 5.0}
+    both = old | {"gen_ai.usage.input_tokens": 12.0, "gen_ai.usage.reasoning.output_tokens": 3.0}
+    calls = [read(span("chat", "a", attributes=attributes)) for attributes in (old, both)]
+    assert [(9, 5, -1), (12, 5, 3)] == [(c.input_tokens, c.output_tokens, c.reasoning_tokens) for c in calls]
+    assert [-1, 3] == request_log(calls, [b"a" * 16, b"b" * 16]).reasoning_tokens.tolist()
 
 
 def test_an_error_is_read():

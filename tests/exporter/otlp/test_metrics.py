@@ -76,6 +76,9 @@ def attributes(point: HistogramDataPoint) -> dict[str, str]:
     return {each.key: each.value.string_value or str(each.value.int_value) for each in point.attributes}
 
 
+OPERATION = "gen_ai.client.inference.operation"
+
+
 def test_each_metric_ends_at_what_was_observed(run: Evaluated):
     """Of the measured phase, and with all that the conventions ask for."""
     log = take(run.run.requests, run.run.requests.phase == "measure")
@@ -85,6 +88,8 @@ def test_each_metric_ends_at_what_was_observed(run: Evaluated):
         ("gen_ai.client.operation.duration", ((log.end_ns - log.dispatch_ns) / 1e9)[ok], CLIENT),
         ("gen_ai.client.operation.time_to_first_chunk", chunk_s, CLIENT),
         ("gen_ai.client.token.usage", log.input_tokens[log.input_tokens >= 0], CLIENT | {"gen_ai.token.type"}),
+        (f"{OPERATION}.input_tokens", log.input_tokens[ok & (log.input_tokens >= 0)], CLIENT),
+        (f"{OPERATION}.output_tokens", log.output_tokens[ok & (log.output_tokens >= 0)], CLIENT),
     ):
         points = [
             point
@@ -100,7 +105,8 @@ def test_each_metric_ends_at_what_was_observed(run: Evaluated):
             counted = np.bincount(np.searchsorted(point.explicit_bounds, values), minlength=len(point.bucket_counts))
             assert len(points) > 1 or counted.tolist() == list(point.bucket_counts)
     units = {name: metric[0].unit for name, metric in every.items() if name.startswith("gen_ai")}
-    assert units == {**dict.fromkeys(units, "s"), "gen_ai.client.token.usage": "{token}"}
+    of_tokens = ("gen_ai.client.token.usage", f"{OPERATION}.input_tokens", f"{OPERATION}.output_tokens")
+    assert units == {**dict.fromkeys(units, "s"), **dict.fromkeys(of_tokens, "{token}")}
     bounds = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
     assert bounds == list(last(every, "gen_ai.client.operation.duration")[0].explicit_bounds)
 
