@@ -25,8 +25,8 @@ from simulated_cases import CHUNKED, Load, simulated
 
 from sidelight.correlator.attribute import attribute
 from sidelight.correlator.estimate.intervals import Observed, observe
-from sidelight.correlator.estimate.percentiles import ServerPercentiles, server_percentiles
 from sidelight.correlator.estimate.table import Attribution
+from sidelight.correlator.statistics.server_times import ServerPercentiles, server_percentiles
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.engines.catalogue import catalogue
 from sidelight.scraper.exposition import histograms

@@ -16,6 +16,7 @@ from sidelight.rundir.columns import Floats
 from sidelight.rundir.fields import UNSET, Count, doc
 
 OF_VALUES = "unit of the values"
+_AS_MANY = 0.02  # by which counts of the same requests may differ: some end at the edges
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +104,8 @@ def known(values: npt.ArrayLike) -> Floats:
 def finite(value: float) -> float | None:
     """Return a number for strict JSON: null for one that is not finite."""
     return float(value) if np.isfinite(value) else None
+
+
+def as_many(count: float, expected: float, *, slack: float = 1.0) -> bool:
+    """Return whether two counts of requests agree within 2 %, or within a few."""
+    return abs(count - expected) <= max(slack, _AS_MANY * expected)

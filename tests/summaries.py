@@ -11,12 +11,12 @@ import numpy.typing as npt
 from logs import request_log
 
 from sidelight.correlator.breakdown import Parts
-from sidelight.correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from sidelight.correlator.estimate.table import Attribution, nothing
 from sidelight.correlator.exact.clock_offset import ClockOffset
 from sidelight.correlator.load.stability import Stability
 from sidelight.correlator.statistics.association import Association
 from sidelight.correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
+from sidelight.correlator.statistics.server_times import ServerMeans, ServerPercentiles
 from sidelight.correlator.statistics.tail import tail_shares
 from sidelight.exporter.summary.correlation import Correlation, Evidence, Findings, correlation
 from sidelight.exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload

@@ -71,18 +71,18 @@ def test_a_chunk_passes_25_modules_from_its_log_to_the_table_of_requests(tmp_pat
     assert len(names) <= 25
 
 
-def test_a_counter_passes_29_modules_from_its_log_to_the_summary(tmp_path: Path):
+def test_a_counter_passes_30_modules_from_its_log_to_the_summary(tmp_path: Path):
     """Six of them estimate percentiles of histograms."""
     names = read(with_logs(tmp_path, "vllm_plain", "scrapes-*"))
     evaluated = evaluate(open_run(GOLDEN / "vllm_plain"))
     with noting_modules(names):
-        server_of(evaluated.run, evaluated.window, evaluated.slice_ns)
+        server_of(evaluated.run, evaluated.window, evaluated.slice_ns, [""])
     assert 6 == sum(name.startswith("scraper.quantiles.") for name in names)
-    assert len(names - OF_REQUESTS) <= 29
+    assert len(names - OF_REQUESTS) <= 30
 
 
-@pytest.mark.parametrize(("estimated", "most"), [(False, 33), (True, 40)])
-def test_a_span_passes_33_modules_from_its_log_to_the_breakdown(tmp_path: Path, *, estimated: bool, most: int):
+@pytest.mark.parametrize(("estimated", "most"), [(False, 34), (True, 41)])
+def test_a_span_passes_34_modules_from_its_log_to_the_breakdown(tmp_path: Path, *, estimated: bool, most: int):
     """Seven more estimate the times of requests that have no span."""
     names = read(with_logs(tmp_path, "vllm_spans", "spans-*"), spans=True)
     run = open_run(GOLDEN / "vllm_spans")

@@ -150,6 +150,8 @@ async def test_what_a_gateway_holds_up_is_the_gateways(tmp_path: Path):
     assert (len(rows), "trace") == (part["count"], part["source"])
     assert "network" == done.summary["correlation"]["breakdown"]["network_label"]
     assert " gateway " in (done.path / "report.txt").read_text()
+    # What answers at the gateway's /version is of it, and not of the engine.
+    assert (True, None) == (bool(done.manifest["target"]["version"]), done.summary["server"]["engine"]["version"])
 
 
 async def test_a_gateway_with_plain_http_spans_gets_what_it_held_before_its_call(tmp_path: Path):

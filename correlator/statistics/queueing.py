@@ -63,9 +63,14 @@ class KvLoads(Struct, frozen=True, kw_only=True):
     ]
     after_ms: Annotated[Amount, doc("Wait for a place in the engine after its load.", "ms")]
 
+    @property
+    def are_unseen(self) -> bool:
+        """Return whether no scrape showed one: there are none within the queue, or they were short."""
+        return not self.before_ms + self.load_ms + self.after_ms
+
 
 def kv_loads(endpoints: Sequence[EndpointSeries], window: Window, requests: int) -> KvLoads | UnsetType:
-    """Return the mean loads of some requests, UNSET without any.
+    """Return the mean loads of some requests, UNSET without a gauge of them.
 
     The mean is the area below the gauge over the requests (Little's law). Those that load at once are seen at the same
     moments: of n requests and c loads at a time, n / c are independent, each known to a scrape interval (uniform, so
@@ -91,7 +96,7 @@ def kv_loads(endpoints: Sequence[EndpointSeries], window: Window, requests: int)
                 if name == _LOADING and (loading > 0).any():
                     at_once = max(at_once, float(loading[loading > 0].mean()))
         interval_s = max(interval_s, float(np.median(lasting_s)))
-    if not requests or not areas_s.any():
+    if not requests or not interval_s:
         return UNSET
     before_ms, load_ms, after_ms = (1e3 * areas_s / requests).tolist()
     error_ms = 1e3 * _NORMAL_90 * interval_s / 2 / np.sqrt(requests / at_once)

@@ -8,13 +8,14 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.opening import WatchRun
-from sidelight.exporter.summary.correlation import COMPARABLE_RATIO, Correlation
+from sidelight.exporter.summary.correlation import Correlation
 from sidelight.loadgen.protocols.table import PROTOCOLS
 from sidelight.loadgen.requests.self_check.nodes import clock_line, late_orders, slower_nodes, unknown_clocks
 from sidelight.loadgen.requests.summary import ClientSummary
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.run import Run
 from sidelight.rundir.printable.numbers import agree, count_of
+from sidelight.rundir.stats import as_many
 from sidelight.scraper.engines.catalogue import catalogue
 from sidelight.scraper.window.summary import Server
 
@@ -59,7 +60,7 @@ def comparability(
             f"{engine_ended} and the client {client.requests.ok}: it counts each choice of a reply, and its prompt's "
             "tokens as often"
         )
-    elif (shared := correlation.breakdown.e2e.first_step_ms.count) and _alike(ended, 2 * client.requests.ok):
+    elif (shared := correlation.breakdown.e2e.first_step_ms.count) and as_many(ended, 2 * client.requests.ok):
         yield (
             f"two engines shared {shared} of the {client.requests.ok} requests, one for the "
             "prompt and one for what follows: the engine's numbers count each of them twice, and its means are over "
@@ -75,10 +76,6 @@ def comparability(
             f"{engine_ended} and the client {client.requests.ok}: other traffic used it too, or scrapes are missing; "
             "the engine's numbers cover all of it"
         )
-
-
-def _alike(ended: int, expected: int) -> bool:
-    return abs(ended - expected) <= max(1, COMPARABLE_RATIO * expected)
 
 
 def _counted_otherwise(counted: float | UnsetType, tokens: int, ok: RequestLog) -> bool:

@@ -9,17 +9,18 @@ import msgspec
 import numpy as np
 
 from sidelight.correlator.estimate.intervals import Observed, pick
-from sidelight.correlator.estimate.percentiles import (
+from sidelight.correlator.opening import WatchRun
+from sidelight.correlator.requests import first_output_ns
+from sidelight.correlator.statistics.association import associations, rank_correlation
+from sidelight.correlator.statistics.queueing import kv_loads, while_waiting
+from sidelight.correlator.statistics.server_load import met_at_submission
+from sidelight.correlator.statistics.server_times import (
     ServerMeans,
     ServerPercentiles,
     drained_means,
     server_means,
     server_percentiles,
 )
-from sidelight.correlator.opening import WatchRun
-from sidelight.correlator.statistics.association import associations, rank_correlation
-from sidelight.correlator.statistics.queueing import kv_loads, while_waiting
-from sidelight.correlator.statistics.server_load import met_at_submission
 from sidelight.correlator.statistics.tail import tail_shares
 from sidelight.exporter.evaluation.measured import MeasuredRun
 from sidelight.exporter.evaluation.times import Correlated
@@ -34,7 +35,6 @@ from sidelight.exporter.summary.correlation import (
 from sidelight.exporter.summary.slowest import slowest, work_while_waiting
 from sidelight.exporter.summary.timeline import timeline
 from sidelight.loadgen.requests.metrics import input_tokens, span_s, ttft_ns
-from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import take
 from sidelight.rundir.fields import UNSET
@@ -57,7 +57,7 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
     edges = slice_edges(window, measured_run.slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
     met = met_at_submission(measured, run.endpoints)
     waiting, running = met["requests_waiting"], met["requests_running"]
-    means = _means(run, times, measured, window)
+    means = _means(measured_run)
     slow = slowest(measured, parts, waiting, running, start_ns=window.start_ns)
     findings = Findings(
         parts=parts,
@@ -132,8 +132,9 @@ def _spans(run: Run) -> ReceivedSpans | None:
     )
 
 
-def _means(run: Run, times: Correlated, measured: RequestLog, window: Window) -> ServerMeans:
+def _means(measured_run: MeasuredRun) -> ServerMeans:
     """Return the mean times of the whole run, by the sums of the histograms."""
+    run, times, window, measured = measured_run.run, measured_run.times, measured_run.window, measured_run.requests
     # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
     ok = take(measured, measured.status == "ok")
     means = server_means(
@@ -146,6 +147,5 @@ def _means(run: Run, times: Correlated, measured: RequestLog, window: Window) ->
     )
     if isinstance(run, WatchRun) or any(isinstance(engine, Observed) for engine in times.observed):
         return means
-    output_ns = np.where(ok.first_output_ns >= 0, ok.first_output_ns, ok.first_token_ns)
-    wait_s = float(np.mean(span_s(ok.submit_ns, output_ns))) if len(ok) else np.nan
+    wait_s = float(np.mean(span_s(ok.submit_ns, first_output_ns(ok)))) if len(ok) else np.nan
     return drained_means(means, run.endpoints, window, sent=len(measured), wait_s=wait_s)

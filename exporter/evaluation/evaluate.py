@@ -61,7 +61,7 @@ def summarise(measured: MeasuredRun) -> Summary:
     run, window, manifest = measured.run, measured.window, measured.run.manifest
     hardware = _hardware(measured)
     client = client_of(measured, hardware)
-    server = server_of(run, window, measured.slice_ns)
+    server = server_of(run, window, measured.slice_ns, measured.times.roles)
     stability = stability_of(measured.requests, run.endpoints, closed_loop=closed_loop(run))
     correlation = correlation_of(measured, steady=stability.verdict != "growing")
     if server.gateways:

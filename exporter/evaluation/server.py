@@ -11,10 +11,13 @@ import msgspec
 import numpy as np
 
 from sidelight.correlator.opening import WatchRun
+from sidelight.correlator.requests import address
 from sidelight.recorded.errors import DamagedRun
 from sidelight.recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED
 from sidelight.recorded.run import Run
+from sidelight.scraper.engines.recognition import detect
 from sidelight.scraper.window.gateways import gateway_pages
+from sidelight.scraper.window.pools import Role
 from sidelight.scraper.window.summary import Gap, Server, server_summary
 from sidelight.scraper.window.window import Window
 
@@ -22,11 +25,18 @@ _LEAST_SLICES = 4  # of each third
 _CHANGED, _SURE = 0.05, 3.0
 
 
-def server_of(run: Run, window: Window, slice_ns: int) -> Server:
-    """Return the summary of the engines' and gateways' pages; for a run without a page, the reason."""
-    version, reason = run.manifest.get("target", {}).get("version"), run.manifest.get("server_missing")
-    server = server_summary(run.endpoints, window, slice_ns, engine_version=version, gaps=gaps_of(run))
-    if gateways := gateway_pages(run.endpoints, window, slice_ns):
+def server_of(run: Run, window: Window, slice_ns: int, roles: Sequence[Role] | None = None) -> Server:
+    """Return the summary of the engines' and gateways' pages; for a run without a page, the reason.
+
+    A gateway that was asked says at `/version` its version, and not the engine's.
+    """
+    target, reason = run.manifest.get("target", {}), run.manifest.get("server_missing")
+    gateways = gateway_pages(run.endpoints, window, slice_ns)
+    engines = {address(endpoint.url) for endpoint in run.endpoints if detect(endpoint.series)}
+    is_gateways = address(target.get("url", "")) in {address(page.url) for page in gateways} - engines
+    version = None if is_gateways else target.get("version")
+    server = server_summary(run.endpoints, window, slice_ns, roles=roles, engine_version=version, gaps=gaps_of(run))
+    if gateways:
         server = msgspec.structs.replace(server, gateways=gateways)
     return msgspec.structs.replace(server, reason=reason) if reason else server
 

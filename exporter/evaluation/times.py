@@ -37,7 +37,8 @@ class Correlated:
     """Time breakdown of each request of a run, warm-up included, and its sources; columns [n].
 
     `observed` is what each endpoint's scrapes show of the ends of requests, `decoding` the same of a decode pool, whose
-    prefills are elsewhere; `refusal` is as of `Joined`, and `joined` its table; None of a watch.
+    prefills are elsewhere; `roles` are those of the endpoints; `refusal` is as of `Joined`, `joined` its table; None
+    of a watch.
     """
 
     parts: Parts
@@ -45,6 +46,7 @@ class Correlated:
     attribution: Attribution
     observed: Sequence[Observed | Missing]
     decoding: Sequence[Observed]
+    roles: Sequence[Role]
     clocks: Mapping[str, ClockOffset]
     joined: Joined | None = None
     records: Matched | None = None
@@ -62,7 +64,7 @@ def correlated(run: Run) -> Correlated:
     round_trips = _round_trips(run)
     own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
     joined = handed_over(join(requests, run.spans, records), requests, _one_machine(requests, run, own_urls))
-    roles: list[Role] = roles_of(run.endpoints) if len(run.endpoints) > 1 else [""] * len(run.endpoints)
+    roles = roles_of(run.endpoints)
     observed = [
         Missing(SHARED) if role == "decode" else observe(endpoint)
         for role, endpoint in zip(roles, run.endpoints, strict=True)
@@ -90,6 +92,7 @@ def correlated(run: Run) -> Correlated:
             for role, endpoint in zip(roles, run.endpoints, strict=True)
             if role == "decode" and isinstance(times := observe(endpoint), Observed)
         ],
+        roles=roles,
         clocks=clocks.by_engine,
         joined=joined,
         records=records,
@@ -104,6 +107,7 @@ def _watched(run: Run, watched: Replayed) -> Correlated:
         attribution=watched.attribution,
         observed=[observe(endpoint) for endpoint in run.endpoints],
         decoding=(),
+        roles=roles_of(run.endpoints),
         clocks={"": unknown},
     )
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from sidelight.correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
+from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.report.heading import urls_of
 from sidelight.exporter.report.load import sustained
 from sidelight.exporter.report.tables.percentiles import interval_line
-from sidelight.exporter.summary.breakdown import NOT_SEEN
+from sidelight.exporter.summary.breakdown import NOT_SEEN, json_name
 from sidelight.exporter.summary.correlation import Clock, Correlation, EngineClock
 from sidelight.exporter.summary.result import Summary
 from sidelight.exporter.summary.tail import in_words
@@ -55,6 +56,8 @@ def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
             f"Only means are known: over {count_of(correlation.client_requests, 'request')} by the client's count and "
             f"{correlation.server_requests} by the engine's ({breakdown.means_only})."
         )
+        if any(getattr(breakdown, json_name(part)).mean_ci90 for part in TTFT_PARTS):
+            yield "Behind a mean stands the 90 % interval of what it is over a long time at this load."
         return
     yield _covered(correlation, sent)
     yield from _not_joined(correlation)

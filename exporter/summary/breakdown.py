@@ -16,7 +16,6 @@ from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
 
 from sidelight.correlator.breakdown import SOURCES, Parts, gateway_label, network_label
-from sidelight.correlator.estimate.percentiles import ServerMeans
 from sidelight.correlator.estimate.table import QUALITIES, Attribution
 from sidelight.correlator.exact.clock_offset import ClockOffset
 from sidelight.correlator.exact.table import SLACK_S
@@ -33,6 +32,7 @@ from sidelight.correlator.parts import (
     TTFT_PARTS,
     Part,
 )
+from sidelight.correlator.statistics.server_times import ServerMeans
 from sidelight.loadgen.requests.metrics import stamped_ms
 from sidelight.rundir.columns import Bools, Floats, Texts
 from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
@@ -40,6 +40,7 @@ from sidelight.rundir.stats import STATISTICS, Statistics, describe
 
 Declared = TypeVar("Declared", bound=Struct)
 UNTIMED = "no request with a first token is here"
+NOT_QUEUED = "no engine states it, and pages show no load within a queue: it is in first_step_ms, or was short"
 NOT_SEEN = "not seen: requests begin at the gateway, whose clients sent no spans"
 
 Source = Annotated[
@@ -102,6 +103,14 @@ class TtftPart(Statistics, frozen=True, kw_only=True):
     source: Source
     error_ms: ErrorMs
     estimated: Estimated = UNSET
+    mean_ci90: Annotated[
+        tuple[float, float] | UnsetType,
+        doc(
+            "90 % interval of what the mean is over a long time at this load, of `means_only`; absent where too few "
+            "scrapes show how it varies.",
+            "ms",
+        ),
+    ] = UNSET
 
 
 class E2ePart(Statistics, frozen=True, kw_only=True):
@@ -271,9 +280,17 @@ def is_certain(part: TtftPart | E2ePart) -> bool:
 
 def label_of(part: Part, breakdown: Breakdown) -> str:
     """Return the label of a part of a breakdown, for people."""
-    if part.name == "decode_queue" and breakdown.kv_transfer_ms.mean is None:
+    transfer = breakdown.kv_transfer_ms
+    if part.name == "decode_queue" and transfer.mean is None and transfer.missing != NOT_QUEUED:
         return "decode queue, KV load"
     return {"network": breakdown.network_label, "gateway": breakdown.gateway_label}.get(part.name, part.label)
+
+
+def without_queued_loads(breakdown: Breakdown) -> Breakdown:
+    """Return a breakdown of requests without a KV load in the decode queue."""
+    transfer = msgspec.structs.replace(breakdown.kv_transfer_ms, missing=NOT_QUEUED)
+    is_stated = breakdown.kv_transfer_ms.mean is not None
+    return breakdown if is_stated else msgspec.structs.replace(breakdown, kv_transfer_ms=transfer)
 
 
 def short_label_of(part: Part, breakdown: Breakdown) -> str:
@@ -368,6 +385,7 @@ def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:
     }  # fmt: skip
     means_ms |= {name: 1e3 * mean_s for name, mean_s in others_s.items() if mean_s is not None}
     means_ms["other_ms"] = ttft_ms - sum(means_ms.values())
+    ci90_ms = {f"{name}_ms": (1e3 * low_s, 1e3 * high_s) for name, (low_s, high_s) in means.ci90_s.items()}
     return {
         name: TtftPart(
             count=means.server_requests,
@@ -376,6 +394,7 @@ def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:
             source="histogram",
             error_ms=0.0 if means.proof else None,
             missing=f"only the mean is known: {why}",
+            mean_ci90=ci90_ms.get(name, UNSET),
         )
         for name, mean_ms in means_ms.items()
     }

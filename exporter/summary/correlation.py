@@ -15,13 +15,13 @@ import numpy as np
 from msgspec import Meta, Struct, UnsetType, structs
 
 from sidelight.correlator.breakdown import Parts
-from sidelight.correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from sidelight.correlator.exact.clock_offset import ClockOffset
 from sidelight.correlator.exact.matching import Matched
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.correlator.statistics.accuracy import PartError, agreement
 from sidelight.correlator.statistics.association import Association, Rho
 from sidelight.correlator.statistics.queueing import KvLoads, WhileWaiting
+from sidelight.correlator.statistics.server_times import ServerMeans, ServerPercentiles
 from sidelight.correlator.statistics.tail import TailShares
 from sidelight.exporter.summary.breakdown import (
     UNTIMED,
@@ -39,6 +39,7 @@ from sidelight.exporter.summary.breakdown import (
     quality,
     why_impossible,
     with_fields,
+    without_queued_loads,
 )
 from sidelight.exporter.summary.gateways import GatewaySummary, gateway_summaries
 from sidelight.exporter.summary.slowest import EngineWork, SlowRequest
@@ -48,12 +49,11 @@ from sidelight.loadgen.requests.metrics import stamped_ms
 from sidelight.rundir import fields
 from sidelight.rundir.columns import Bools, Ints, Texts, take
 from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
-from sidelight.rundir.stats import Missing, finite, quantiles_of
+from sidelight.rundir.stats import Missing, as_many, finite, quantiles_of
 from sidelight.scraper.perf_metrics import SteadyClock
 from sidelight.scraper.window.quantities import MOST_SLICES
 
 SEVERAL_CLOCKS = "several engines, each with a clock of its own"
-COMPARABLE_RATIO = 0.02
 MOST_GROUPS = 200  # classes, or URLs
 OF_MOST = f"of the {MOST_GROUPS} that had the most requests"
 
@@ -215,7 +215,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
             NO_UNIT,
         ),
     ]
-    kv_loads: Annotated[KvLoads | UnsetType, doc("What loads of KV caches took; absent without any.")] = UNSET
+    kv_loads: Annotated[KvLoads | UnsetType, doc("What loads of KV caches took; absent without a gauge.")] = UNSET
 
 
 class Correlation(Struct, frozen=True, kw_only=True):
@@ -315,13 +315,12 @@ class Findings(Explained):
 def correlation(of: Findings) -> Correlation:
     """Return the `correlation` object; docs/reference/metrics/correlation.md defines its names.
 
-    Where no request has a breakdown of its own, the histograms' means stand in, if the engine finished as many requests
-    as succeeded here, within 2 %.
+    Where no request has a breakdown, the histograms' means stand in, if the engine finished as many as succeeded here.
     """
     parts, means = of.parts, of.means
     timed = np.isfinite(parts.ttft_s)
     ok = int(of.ok.sum())
-    comparable = means.missing is None and abs(means.server_requests - ok) <= COMPARABLE_RATIO * ok
+    comparable = means.missing is None and as_many(means.server_requests, ok, slack=0)
     whole = group(of, np.ones(len(parts), dtype=np.bool_))
     breakdown = whole.breakdown
     missing = None
@@ -330,6 +329,8 @@ def correlation(of: Findings) -> Correlation:
         if missing is None:
             why = means.proof or _commonest(of.attribution.reason[timed])
             breakdown = structs.replace(breakdown, **means_of(means, why), means_only=why)
+    if of.evidence.kv_loads and of.evidence.kv_loads.are_unseen:
+        breakdown = without_queued_loads(breakdown)
     return Correlation(
         missing=missing or UNSET,
         requests=whole.requests,

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sidelight.rundir.columns import Floats
 from sidelight.rundir.fields import Count, doc
-from sidelight.rundir.stats import Missing, finite
+from sidelight.rundir.stats import Missing, as_many, finite
 from sidelight.scraper.engines.binding import CanonicalSource
 from sidelight.scraper.engines.recognition import canonical, detect
 from sidelight.scraper.series.resets import restarts_of, rising
@@ -31,7 +31,6 @@ OF_DECODE = ("decode_time", "inter_token_latency", "tpot_per_request", "generati
 OF_NEITHER = ("ttft", "e2e_latency", "inference_time")
 BY_POOL = "a prefill and a decode pool share each request, and each counts its own: `endpoints` has both"
 _FETCHES = "kv_fetch_in_progress"  # on the page of an engine that may load KV caches, alone
-_ALIKE = 0.02
 _PARTS = 12  # of the window
 _TIMES, _LEAST_MS = 1.5, 5.0
 
@@ -61,6 +60,8 @@ def roles_of(endpoints: Sequence[EndpointSeries]) -> list[Role]:
     a request, most of their prompts' tokens come from elsewhere, and both pools ended as many requests.
     """
     pages: list[_Page] = []
+    if len(endpoints) < 2:
+        return [""] * len(endpoints)
     for endpoint in endpoints:
         engine = detect(endpoint.series) if len(endpoint.values) else None
         pages.append((endpoint, canonical(endpoint.series, engine.name) if engine else {}))
@@ -69,8 +70,8 @@ def roles_of(endpoints: Sequence[EndpointSeries]) -> list[Role]:
     ended, ended_too = (_increase(pool, "requests_finished") for pool in (decoding, others))
     loaded, prompts = (_increase(decoding, name) for name in ("prefix_cache_hits_remote", "prompt_tokens"))
     tokens = _increase(others, "generation_tokens")  # an engine that serves alone has more
-    apart = max(abs(ended - ended_too), abs(ended_too - tokens))
-    if not ended or apart > max(1.0, _ALIKE * ended) or loaded < prompts / 2:
+    is_shared = as_many(ended_too, ended) and as_many(tokens, ended_too)
+    if not ended or not is_shared or loaded < prompts / 2:
         return [""] * len(pages)
     return ["decode" if _FETCHES in sources else "prefill" if sources else "" for _, sources in pages]
 

@@ -128,12 +128,13 @@ def server_summary(
     window: Window,
     slice_ns: int,
     *,
+    roles: Sequence[Role] | None = None,
     engine_version: str | None = None,
     gaps: Sequence[Gap] = (),
 ) -> Server:
     """Summarise the endpoints over a window, aggregated and one by one.
 
-    Of pools that share requests, each quantity is of the pool that it is about.
+    Of pools that share requests, each quantity is of the pool that it is about; `roles`, if known, are the endpoints'.
     Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added; only what
     a frontend counts, and its own stages, stand in for what the leading engine's pages lack.
     `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say. `gaps` are the times
@@ -151,8 +152,7 @@ def server_summary(
     counted_before: dict[str, list[Described]] = {name: [] for name in parts}
     missing: dict[str, str] = {}
     listed: list[Endpoint] = []
-    roles: list[Role] = roles_of(endpoints) if len(endpoints) > 1 else [""] * len(endpoints)
-    for endpoint, detected, sources, role in zip(endpoints, engines, shown, roles, strict=True):
+    for endpoint, detected, sources, role in zip(endpoints, engines, shown, roles or roles_of(endpoints), strict=True):
         selection = select_scrapes(endpoint, window, slice_ns)
         described, absent = described_parts(endpoint, selection, sources) if detected else ({}, None)
         alone = _endpoint(endpoint, selection, detected, role, described, absent)

@@ -13,6 +13,7 @@ import recordings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_load import samples_of
+from virtual_pair import play_pair
 
 from sidelight.correlator.breakdown import Parts, break_down
 from sidelight.correlator.estimate.table import nothing
@@ -44,21 +45,12 @@ def requests(count: int, *, length: int = 200, **known: Any) -> list[EngineReque
     ]
 
 
-def play_pair(
+def play(
     sent: Sequence[EngineRequest], every_ms: float, prefill: EngineSettings, decode: EngineSettings, *, hold_ms: float
 ) -> tuple[Played, Played]:
-    """Play a load on the one engine and then, since nothing comes back to it, on the other."""
+    """Play requests that come evenly on both engines."""
     offsets_ns = [round(number * every_ms * MS) for number in range(len(sent))]
-    first = VirtualServer(SimulatorSettings(engine_settings=prefill)).play(
-        SimulatedLoad(requests=[replace(request, max_tokens=1) for request in sent], offsets_ns=offsets_ns)
-    )
-    ended = sorted(first.exchanges, key=lambda each: each.end_ns)
-    loaded = [replace(each.request, max_tokens=20, remote_prefill=True) for each in ended]
-    second = VirtualServer(SimulatorSettings(engine_settings=decode)).play(
-        SimulatedLoad(requests=loaded, offsets_ns=[each.end_ns - EPOCH_NS + round(hold_ms * MS) for each in ended]),
-        scrape_s=0.01,
-    )
-    return first, second
+    return play_pair(sent, offsets_ns, (prefill, decode), hold_s=hold_ms / 1e3, scrapes_s=(None, 0.01))
 
 
 def by_id(played: Played) -> dict[str, VirtualExchange]:
@@ -105,7 +97,7 @@ def test_spans_tell_each_part_of_a_shared_request(transfer_ms: int, busy: str):
     """All but the decode engine's queue and the load in it, which are one there; by one clock to the rounding."""
     decode = replace(DECODE, kv_latency_s=transfer_ms / 1e3, max_num_seqs=2 if busy == "decode" else 16)
     prefill = replace(PREFILL, max_num_seqs=1 if busy == "prefill" else 16)
-    first, second = play_pair(requests(40), 25.0 if busy == "prefill" else 60.0, prefill, decode, hold_ms=30)
+    first, second = play(requests(40), 25.0 if busy == "prefill" else 60.0, prefill, decode, hold_ms=30)
     parts, answers = parts_of(first, second), by_id(second)
     assert parts.by_two_engines.all()
     loads = [answers[each.request.request_id].record for each in first.exchanges]
@@ -126,7 +118,7 @@ def test_spans_tell_each_part_of_a_shared_request(transfer_ms: int, busy: str):
 def test_the_page_of_the_decode_engine_splits_its_queue():
     """Requests by stage over time are the time in each; those whose load has begun are deferred, others not."""
     decode = replace(DECODE, kv_latency_s=0.15, max_num_seqs=2)
-    _, second = play_pair(requests(40), 60.0, PREFILL, decode, hold_ms=0)
+    _, second = play(requests(40), 60.0, PREFILL, decode, hold_ms=0)
     stages = ("waiting_to_start", "in_progress", "completed_waiting")
     pages = [by_label(page.body) for page in second.pages]
     spent_s = {stage: 0.01 * sum(page[stage] for page in pages) / 40 for stage in stages}

@@ -114,6 +114,8 @@ def source_words(part: Part, described: TtftPart | E2ePart, breakdown: Breakdown
 
 def _known_from(part: TtftPart, sources: Mapping[str, str]) -> str:
     """Return the source of a part; of several, how many requests are exact, and the error of an estimated one."""
+    if part.mean_ci90:
+        return f"{sources['histogram']}, {ms(part.mean_ci90[0])} to {ms(part.mean_ci90[1])}"
     if not part.estimated:
         return sources[part.source or ""] + (f" ±{ms(part.error_ms)}" if part.error_ms else "")
     error_ms = (part.error_ms or 0.0) * math.sqrt(part.count / part.estimated)

@@ -15,8 +15,8 @@ from series import endpoint_of_columns
 
 from sidelight.correlator.attribute import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
 from sidelight.correlator.estimate.intervals import observe
-from sidelight.correlator.estimate.percentiles import server_percentiles
 from sidelight.correlator.estimate.table import Attribution
+from sidelight.correlator.statistics.server_times import server_percentiles
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.exposition import Series

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from series import END, PREFILL, QUEUE, endpoint_of, histogram
 
 from sidelight.correlator.estimate.intervals import Observed, observe
-from sidelight.correlator.estimate.percentiles import ServerMeans, drained_means, server_means
+from sidelight.correlator.statistics.server_times import ServerMeans, drained_means, server_means
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.series.table import EndpointSeries
 from sidelight.scraper.window.window import Window

@@ -12,9 +12,9 @@ from recordings import Case
 
 from sidelight.correlator.attribute import attribute
 from sidelight.correlator.estimate.intervals import observe
-from sidelight.correlator.estimate.percentiles import server_percentiles
 from sidelight.correlator.estimate.table import Attribution
 from sidelight.correlator.statistics.accuracy import PartError, agreement
+from sidelight.correlator.statistics.server_times import server_percentiles
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,11 +12,11 @@ from recordings import Recording
 
 from sidelight.correlator.breakdown import Parts, break_down
 from sidelight.correlator.estimate.intervals import observe
-from sidelight.correlator.estimate.percentiles import ServerMeans, drained_means, server_means
 from sidelight.correlator.estimate.table import nothing
 from sidelight.correlator.exact.join import join
 from sidelight.correlator.exact.table import SLACK_S, Joined
 from sidelight.correlator.parts import TTFT_PARTS
+from sidelight.correlator.statistics.server_times import ServerMeans, drained_means, server_means
 from sidelight.loadgen.protocols.table import PROTOCOLS
 from sidelight.loadgen.requests.metrics import span_s
 from sidelight.rundir.columns import take

@@ -122,10 +122,14 @@ def test_a_scrape_without_the_gauge_shows_no_load_and_none_that_ended():
     assert whole == half
 
 
-def test_an_engine_that_loads_nothing_has_no_loads():
-    """Nor one without the gauge, nor where no request ended."""
+def test_an_engine_that_loads_nothing_seen_has_loads_of_0_within_an_error():
+    """One without the gauge has none, nor where no request ended."""
     zeros, window = [0] * 8, Window(start_ns=0, end_ns=8 * SECOND)
     idle = fetching([*range(0, 8000, 1000)], zeros, zeros, zeros)
     busy = fetching([*range(0, 8000, 1000)], zeros, [1] * 8, zeros)
     others = [engine([1, 2, 3, 4, 5, 6], waiting=[1] * 6)]
-    assert [UNSET] * 3 == [kv_loads([idle], window, 5), kv_loads(others, window, 5), kv_loads([busy], window, 0)]
+    loads = kv_loads([idle], window, 5)
+    assert isinstance(loads, KvLoads)
+    assert (0.0, 0.0, 0.0) == (loads.before_ms, loads.load_ms, loads.after_ms)
+    assert loads.error_ms > 100
+    assert [UNSET] * 2 == [kv_loads(others, window, 5), kv_loads([busy], window, 0)]

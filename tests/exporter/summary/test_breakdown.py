@@ -285,6 +285,11 @@ def test_means_stand_in_where_no_request_has_a_breakdown():
     assert "Of the mean TTFT, 75 % was spent in the engine's queue." == answer(shown)
     counts = f"Only means are known: over 100 requests by the client's count and 100 by the engine's ({why})."
     assert [counts] == list(basis(shown))
+    sure = correlation(replace(alone, means=replace(summaries.means(), ci90_s={"queue": (0.14, 0.16)})))
+    assert ((140.0, 160.0), UNSET) == (sure.breakdown.queue_ms.mean_ci90, sure.breakdown.prefill_ms.mean_ci90)
+    rows = {row[0]: row for row in table_of(sure)}
+    assert ["140.0", "to", "160.0"] == rows["queue"][-3:]
+    assert 2 == len(list(basis(sure)))
     assert f"{why}; and the engine finished 150 requests where 100 of ours succeeded" in (
         correlation(shared).missing or ""
     )

@@ -8,18 +8,19 @@ times at different moments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sidelight.correlator.estimate.intervals import Observed, ScrapeIntervals
+from sidelight.correlator.estimate.intervals import Observed, ScrapeIntervals, joined
 from sidelight.correlator.estimate.table import Attribution
+from sidelight.correlator.statistics.intervals import ratio
 from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.printable.numbers import count_of
-from sidelight.rundir.stats import Missing
+from sidelight.rundir.stats import Missing, as_many
 from sidelight.scraper import quantiles
 from sidelight.scraper.engines.recognition import canonical, detect
 from sidelight.scraper.quantiles import Estimates
@@ -29,7 +30,6 @@ from sidelight.scraper.window.window import Window
 
 LEAST_COVERED = 0.95
 NORMAL_95 = 1.645
-_ALIKE = 0.02
 NO_SERVER = "no server offers queue and prefill times"
 # Each observed once of every request that is served.
 _ONCE = {"queue_time": "queue", "prefill_time": "prefill", "ttft": "TTFT", "e2e_latency": "end-to-end"}
@@ -108,7 +108,8 @@ class ServerMeans:
     The client's mean, in s, is of its requests that ended in the window. `ratio` is server over client requests: above
     1 the server finished requests that are not ours. Where there are no means, `missing` says why, and they are None.
     `outside_s` is what passed outside the server, and `proof` says why its sums are those of the client's requests:
-    both only where that follows from its counts (`drained_means`). The last two are of a decode pool.
+    both only where that follows from its counts (`drained_means`). The next two are of a decode pool. `ci90_s` are the
+    intervals of means over a long time at this load, by the part; of those alone that sums over scrapes tell.
     """
 
     client_requests: int
@@ -122,6 +123,7 @@ class ServerMeans:
     proof: str = ""
     decode_queue_s: float | None = None
     first_step_s: float | None = None
+    ci90_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def server_means(
@@ -149,7 +151,7 @@ def server_means(
         inside &= ended_ns <= ends.end_ns[-1]
         if ends.start_ns[0] > window.start_ns:
             inside &= ended_ns > ends.start_ns[0]
-    count, queue_s, prefill_s = _sums(engines, window)
+    count, queue_s, prefill_s, ci90_s = _sums(engines, window, "queue", "prefill")
     known_s = ttft_s[inside & np.isfinite(ttft_s)]
     missing = None
     if not engines:
@@ -168,27 +170,37 @@ def server_means(
         queue_s=None if missing else queue_s / count,
         prefill_s=None if missing else prefill_s / count,
         missing=missing,
+        ci90_s={} if missing else ci90_s,
     )
     return means if missing or not decoding else _with_decode(means, decoding, window)
 
 
 def _with_decode(means: ServerMeans, engines: Sequence[Observed], window: Window) -> ServerMeans:
     """Return means with those of a decode pool; as they are where it ended other requests."""
-    ended, queue_s, prefill_s = _sums([engine.ends for engine in engines], window)
-    if not ended or abs(ended - means.server_requests) > max(1.0, _ALIKE * ended):
+    ended, queue_s, prefill_s, ci90_s = _sums([engine.ends for engine in engines], window, "decode_queue", "first_step")
+    if not ended or not as_many(means.server_requests, ended):
         return means
-    return replace(means, decode_queue_s=queue_s / ended, first_step_s=prefill_s / ended)
+    return replace(
+        means, decode_queue_s=queue_s / ended, first_step_s=prefill_s / ended, ci90_s={**means.ci90_s, **ci90_s}
+    )
 
 
-def _sums(engines: Sequence[ScrapeIntervals], window: Window) -> tuple[int, float, float]:
-    """Return the number of ended requests, and their sums of queue and prefill, s."""
-    count, queue_s, prefill_s = 0, 0.0, 0.0
-    for ends in engines:
-        rows = ends.end_ns > window.start_ns
-        count += int(ends.count[rows].sum())
-        queue_s += float(ends.sums["queue"][rows].sum())
-        prefill_s += float(ends.sums["prefill"][rows].sum())
-    return count, queue_s, prefill_s
+def _sums(
+    engines: Sequence[ScrapeIntervals], window: Window, *names: str
+) -> tuple[int, float, float, dict[str, tuple[float, float]]]:
+    """Return count, sums of queue and prefill, s, and intervals of both means by name.
+
+    Scrapes of several engines stand in the order of time: these are busy together.
+    """
+    if not engines:
+        return 0, 0.0, 0.0, {}
+    ends = joined(engines)
+    rows = np.argsort(ends.end_ns, kind="stable")
+    rows = rows[ends.end_ns[rows] > window.start_ns]
+    count, queue_s, prefill_s = ends.count[rows], ends.sums["queue"][rows], ends.sums["prefill"][rows]
+    intervals = {name: ratio(times_s, count) for name, times_s in zip(names, (queue_s, prefill_s), strict=True)}
+    known = {name: ends_s for name, ends_s in intervals.items() if ends_s}
+    return int(count.sum()), float(queue_s.sum()), float(prefill_s.sum()), known
 
 
 def drained_means(
