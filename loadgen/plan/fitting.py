@@ -257,7 +257,8 @@ class Fitter:
             if self._order.max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._order.max_model_len:
                 break
             prompt = Prompt(text=turn_prompt.text, messages=turn.messages)
-            encoded = self._encoded(request, prompt, turn_prompt.tokens, turn.max_tokens)
+            of_turn = replace(request, body={**request.body, **turn.body})
+            encoded = self._encoded(of_turn, prompt, turn_prompt.tokens, turn.max_tokens)
             later_turns.append(
                 msgspec.structs.replace(
                     encoded, think_ns=round(turn.think_s * 1e9), headers=turn.headers, whole=bool(turn.messages)

@@ -28,8 +28,9 @@ MOST_LIST_BYTES = 256 * 1024 * 1024
 _TEXTS = ("prompt", "text", "text_input")
 _LENGTHS = ("max_tokens", "output_tokens", "output_length", "output_tokens_count", "max_completion_tokens")
 _SESSIONS = ("session", "session_id")
-_SHARED = (*_LENGTHS, "headers", "delay", "temperature")
-_FIELDS = (*_TEXTS, "messages", "turns", *_LENGTHS, *_SESSIONS, "headers", "delay", "temperature")
+_TOOLS: dict[str, tuple[type, ...]] = {"tools": (list,), "tool_choice": (str, dict)}
+_SHARED = (*_LENGTHS, "headers", "delay", "temperature", *_TOOLS)
+_FIELDS = (*_TEXTS, "messages", "turns", *_LENGTHS, *_SESSIONS, "headers", "delay", "temperature", *_TOOLS)
 # A field that is alike enough to be a slip of the pen is an error; any other that is not known is ignored.
 _SLIP = 0.85
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -58,6 +59,7 @@ class GivenPrompt:
     max_tokens  0 where it is not stated
     delay_s     from the end of the session's turn before; 0 where it is not stated
     headers     the position of its header set in the file's; -1 none
+    tools       its `tools` and `tool_choice`, which are sent as they are
     """
 
     text: str | None
@@ -66,6 +68,7 @@ class GivenPrompt:
     temperature: float
     delay_s: float
     headers: int
+    tools: Mapping[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class PromptFile:
     sessions  the prompts of each session; of a prompt without a session, that one alone
     headers   the different header sets
     ignored   fields that are not known, each with the first place where it stands
-    places    the first place of `messages` and of `headers`, which not every protocol has
+    places    the first place of `messages`, of `headers` and of `tools`, which not every protocol has
     """
 
     sessions: list[list[GivenPrompt]] = field(default_factory=list)
@@ -267,6 +270,7 @@ def _prompt(reading: _Reading, fields: Mapping[str, Any], where: str) -> GivenPr
         temperature=_number(fields, "temperature", where, most=10.0),
         delay_s=_number(fields, "delay", where, most=1e10) / 1e3,
         headers=_headers(reading, fields.get("headers"), where),
+        tools=_tools(fields, where),
     )
 
 
@@ -287,7 +291,7 @@ def _fields(reading: _Reading, where: str, item: object) -> dict[str, Any]:
                 f"{shown}: unknown field (did you mean {near[0]!r}?); known: {', '.join(_FIELDS)}",
             )
         ignored[shown] = where.rpartition(", ")[2]
-    for name in ("messages", "headers"):
+    for name in ("messages", "headers", "tools"):
         if item.get(name):
             reading.file.places.setdefault(name, where)
     return {name: value for name, value in item.items() if value is not None}
@@ -324,6 +328,15 @@ def _messages(given: object, where: str) -> tuple[dict[str, Any], ...]:
         if not (content is None or isinstance(content, (str, list))):
             _fail("prompt.value", where, f"messages[{at}].content: {_short(content)} must be a text or a list of parts")
     return tuple(given)
+
+
+def _tools(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for name, kinds in _TOOLS.items():
+        value = fields.get(name)
+        if value is not None and (not isinstance(value, kinds) or not value):
+            wanted = "a list of tools" if name == "tools" else "a text or an object"
+            _fail("prompt.value", where, f"{name}: {_short(value)} must be {wanted}, as the endpoint has it")
+    return {name: fields[name] for name in _TOOLS if name in fields}
 
 
 def _length(fields: Mapping[str, Any], where: str) -> int:

@@ -69,10 +69,11 @@ def _request(session: Sequence[GivenPrompt]) -> WorkloadRequest:
         max_tokens=first.max_tokens,
         temperature=first.temperature,
         headers=first.headers,
+        body=first.tools,
         turns=tuple(
             Turn(
                 text=turn.text, messages=turn.messages, max_tokens=turn.max_tokens, think_s=turn.delay_s,
-                headers=turn.headers,
+                headers=turn.headers, body=turn.tools,
             )
             for turn in later
         ),
@@ -82,14 +83,16 @@ def _request(session: Sequence[GivenPrompt]) -> WorkloadRequest:
 def require(prompts: Prompts, protocol: Protocol) -> None:
     """Raise WorkloadError if a prompt needs a feature that the protocol lacks.
 
-    Such features are roles, and headers of a single request.
+    Such features are roles, tools, and headers of a single request.
     """
-    messages, headers = prompts.file.places.get("messages"), prompts.file.places.get("headers")
-    if messages and not protocol.templated:
-        raise WorkloadError(
-            "prompt.endpoint",
-            f"{messages}: messages: --endpoint {protocol.name} has no roles; give a prompt, or use --endpoint chat",
-        )
+    places = prompts.file.places
+    headers, cures = places.get("headers"), {"messages": "roles; give a prompt", "tools": "tools; leave them out"}
+    for name, cure in cures.items():
+        if name in places and not protocol.templated:
+            raise WorkloadError(
+                "prompt.endpoint",
+                f"{places[name]}: {name}: --endpoint {protocol.name} has no {cure}, or use --endpoint chat",
+            )
     if headers and protocol.transport != "http":
         raise WorkloadError(
             "prompt.endpoint",

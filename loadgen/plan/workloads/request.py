@@ -28,7 +28,8 @@ class Shared:
 class Turn:
     """A later turn of a session: what the user adds, and how long after the previous reply's end.
 
-    With `messages` it adds nothing: they are the whole conversation, which is sent as it is.
+    With `messages` it adds nothing: they are the whole conversation, which is sent as it is. `body` goes before the
+    request's own further fields.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -38,6 +39,7 @@ class Turn:
     think_s: float = 0.0
     messages: Messages = ()
     headers: int = -1
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,8 @@ EXAMPLE = '{"prompt": "...", "max_tokens": 128}'
         (b'{"prompt": "a", "headers": {"X": "geheim\\r\\nY: z"}}', ", line 1: headers.X: ", "prompt.header"),
         (b'{"prompt": "a", "headers": {"Host": "geheim"}}', ", line 1: headers.Host: ", "prompt.header"),
         (b'{"prompt": "a", "headers": ["geheim"]}', ", line 1: headers: ", "prompt.header"),
+        (b'{"prompt": "a", "tools": {"name": "f"}}', ", line 1: tools: ", "prompt.value"),
+        (b'{"prompt": "a", "tool_choice": 3}', ", line 1: tool_choice: ", "prompt.value"),
         (b'{"conversations": []}', ", line 1: conversations: ", "prompt.not-json"),
         (b'[{"prompt": "a"}, {"prompt": 3}]', ", item 2: prompt: ", "prompt.value"),
         (b'[{"prompt": "a"},\n{', ", line 2: ", "prompt.not-json"),
@@ -237,10 +239,29 @@ def test_a_list_is_read_whole_only_where_it_is_not_huge(write: Any, monkeypatch:
         given(write(b'["' + b"a" * (1 << 20) + b'"]'))
 
 
-def test_a_protocol_without_roles_or_headers_says_so(write: Any):
+async def test_tools_are_sent_as_they_are(write: Any):
+    """With their prompt; those of a session's first line with each turn that has none of its own."""
+    tools, others = [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "function": {"name": "g"}}]
+    file = write(
+        [
+            {"prompt": "a", "tools": tools, "tool_choice": "required"},
+            {"prompt": "b"},
+            {"turns": ["c", {"prompt": "d", "tools": others}], "tools": tools},
+            {"session": 1, "prompt": "e", "tools": tools},
+            {"session": 1, "prompt": "f"},
+        ]
+    )
+    requests = await planned(file, 4)
+    bodies = [json.loads(turn.body) for request in requests for turn in (request, *request.turns)]
+    assert [tools, None, tools, others, tools, tools] == [body.get("tools") for body in bodies]
+    assert ["required", *[None] * 5] == [body.get("tool_choice") for body in bodies]
+
+
+def test_a_protocol_without_roles_tools_or_headers_says_so(write: Any):
     """Before anything is sent."""
     talk, headed = write([{"messages": TALK}], "m"), write([{"prompt": "a", "headers": {"A": "b"}}], "h")
-    with raises("prompt.endpoint", says="line 1: "):
-        given(talk, "completions")
+    for file in (talk, write([{"prompt": "a", "tools": [{}]}], "t")):
+        with raises("prompt.endpoint", says="line 1: "):
+            given(file, "completions")
     with raises("prompt.endpoint", says="line 1: "):
         given(headed, "grpc")
