@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sidelight.loadgen.records import WorkerStat
+from sidelight.loadgen.records import PlannedRequest, WorkerStat, read_plan
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.events import NOTE, PHASE_END, PHASE_START, Event
 from sidelight.recorded.integrity import NOTHING_READ, Integrity
@@ -74,6 +74,11 @@ class Run:
             return None
         ends_ns = [end_ns for end_ns in (at_ns, began.end_ns) if end_ns is not None]
         return bisect_right(offsets_ns, min(ends_ns) - began.start_ns) if ends_ns else len(offsets_ns)
+
+    def plans(self) -> Iterator[PlannedRequest]:
+        """Yield the planned requests of all phases, with their bodies; of torn logs their beginnings."""
+        for path in sorted((self.path / "raw").glob("plan-*.log")):
+            yield from read_plan(path)
 
     @property
     def status(self) -> str:

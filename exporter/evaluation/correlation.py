@@ -7,8 +7,10 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from sidelight.correlator.estimate.intervals import Observed, pick
+from sidelight.correlator.load.reuse import PrefixReuse, prefix_reuse
 from sidelight.correlator.opening import WatchRun
 from sidelight.correlator.requests import first_output_ns
 from sidelight.correlator.statistics.association import associations, rank_correlation
@@ -37,7 +39,6 @@ from sidelight.exporter.summary.timeline import timeline
 from sidelight.loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import take
-from sidelight.rundir.fields import UNSET
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.spans.requests import PROBE
 from sidelight.scraper.window.window import Window, slice_edges
@@ -82,9 +83,19 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
             while_waiting=while_waiting(run.endpoints, window),
             prefill_input_tokens_rho=rank_correlation(parts.prefill_s, input_tokens(measured)),
             kv_loads=kv_loads(run.endpoints, window, int((measured.status == "ok").sum())),
+            reuse=_reuse(run, times),
         ),
     )
     return correlation(findings)
+
+
+def _reuse(run: Run, times: Correlated) -> PrefixReuse:
+    """Return the reuse of prompts, by the URLs asked, behind one URL by engines."""
+    if times.joined is None:
+        return PrefixReuse(missing="a watch sees no prompts")
+    urls, clocks = run.requests.endpoint_url, np.append(run.spans.clock, "")[times.joined.place]
+    served_by = urls if len(set(urls.tolist())) > 1 else np.where(clocks == "", urls, clocks)
+    return prefix_reuse(run.requests, run.plans(), served_by)
 
 
 def _percentiles(

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, UnsetType, structs
 from sidelight.correlator.breakdown import Parts
 from sidelight.correlator.exact.clock_offset import ClockOffset
 from sidelight.correlator.exact.matching import Matched
+from sidelight.correlator.load.reuse import PrefixReuse
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.correlator.statistics.accuracy import PartError, agreement
 from sidelight.correlator.statistics.association import Association, Rho
@@ -50,7 +51,6 @@ from sidelight.rundir import fields
 from sidelight.rundir.columns import Bools, Ints, Texts, take
 from sidelight.rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
 from sidelight.rundir.stats import Missing, as_many, finite, quantiles_of
-from sidelight.scraper.perf_metrics import SteadyClock
 from sidelight.scraper.window.quantities import MOST_SLICES
 
 SEVERAL_CLOCKS = "several engines, each with a clock of its own"
@@ -216,6 +216,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
         ),
     ]
     kv_loads: Annotated[KvLoads | UnsetType, doc("What loads of KV caches took; absent without a gauge.")] = UNSET
+    reuse: Annotated[PrefixReuse | UnsetType, doc("What of the prompts was found in prefix caches.")] = UNSET
 
 
 class Correlation(Struct, frozen=True, kw_only=True):
@@ -484,7 +485,7 @@ def _percentiles(times: ServerPercentiles | Missing) -> TimePercentiles:
 def _records(matched: Matched) -> RecordsOfRequests:
     timings, ours = matched.timings, int((matched.row >= 0).sum())
     clocks = timings.clocks.values()
-    errors_ns = [clock.error_ns for clock in clocks if isinstance(clock, SteadyClock)]
+    errors_ns = [clock.error_ns for clock in clocks if not isinstance(clock, Missing)]
     return RecordsOfRequests(
         records=len(timings),
         matched=ours,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET, UnsetType
 
+from sidelight.correlator.load.reuse import PrefixReuse
 from sidelight.correlator.statistics.association import Association
 from sidelight.exporter.document import BLANK, Block, Cell, Prose, numbers, table
 from sidelight.exporter.summary.correlation import TimePercentiles
@@ -47,6 +48,26 @@ COUNTER_ROWS = (
 )
 
 
+LEAST_ELSEWHERE = 0.02  # of the prompts: of less the way of routing is not worth a word
+
+
+def reuse_lines(reuse: PrefixReuse | UnsetType) -> Iterator[str]:
+    """Yield a sentence on prompts' tokens in caches, and on the causes of others."""
+    total = reuse.total if reuse else UNSET
+    if not reuse or not total or not total.prompt_tokens:
+        return
+    sizes = {
+        "were in no prompt answered before": total.new_tokens,
+        "had been computed by another endpoint alone (routing)": total.elsewhere_tokens,
+        "had been computed by the same endpoint, which did not find them (eviction)": total.evicted_tokens,
+    }
+    causes = (f"{percent(tokens / total.prompt_tokens)} {what}" for what, tokens in sizes.items() if tokens)
+    hits = f"{percent(total.cached_tokens / total.prompt_tokens)} of the prompts' tokens were found in prefix caches"
+    yield f"{'; '.join((hits, *causes))}."
+    if len(reuse.endpoints) > 1 and total.elsewhere_tokens >= LEAST_ELSEWHERE * total.prompt_tokens:
+        yield "Routing by prefix would find those of other endpoints, at the price of less even load."
+
+
 def server_section(summary: Summary) -> Iterator[Block]:
     """Yield the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
     server, engine = summary.server, summary.server.engine
@@ -62,6 +83,7 @@ def server_section(summary: Summary) -> Iterator[Block]:
         if any(getattr(server, key) for key, _ in HISTOGRAM_ROWS):
             yield Prose(BY_BUCKETS, "note")
         yield from _ranks(server)
+        yield from (Prose(line, "note") for line in reuse_lines(summary.correlation.evidence.reuse))
     elif summary.window.duration_s:
         yield from (Prose(f"Server: {engine.name}, no scrape within the measured window", "warning"), BLANK)
 

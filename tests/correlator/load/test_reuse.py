@@ -1,0 +1,143 @@
+"""Reuse of prompts' beginnings: two simulated engines in virtual time, against their own tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import recordings
+from msgspec.structs import replace
+
+from sidelight.correlator.load.reuse import prefix_reuse, reuse_by_request
+from sidelight.loadgen.records import PlannedRequest, hidden_request
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.fields import UNSET
+from sidelight.rundir.stats import Missing
+from sidelight.simulator.engine.history import EngineRequest
+from sidelight.simulator.engine.tokenizer import encode
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.simulator.virtual import SimulatedLoad, VirtualExchange, VirtualServer
+
+BLOCK = 16
+
+
+def texts(seed: int, count: int = 60) -> list[str]:
+    """Prompts of 8 documents of 200 tokens each, and a question of 40; four bytes are a token."""
+    drawn = np.random.default_rng(seed)
+    documents = [bytes(drawn.integers(97, 123, 800, dtype=np.uint8)).decode() for _ in range(8)]
+    return [
+        documents[int(drawn.integers(8))] + bytes(drawn.integers(97, 123, 160, dtype=np.uint8)).decode()
+        for _ in range(count)
+    ]
+
+
+def play(prompts: list[str], where: list[int], kv_blocks: int) -> list[VirtualExchange]:
+    """Send each prompt to its engine, 100 ms apart, and return the exchanges in that order."""
+    limits = EngineSettings(kv_blocks=kv_blocks, max_model_len=512)
+    exchanges: list[VirtualExchange] = []
+    for engine in sorted(set(where)):
+        rows = [row for row, at in enumerate(where) if at == engine]
+        requests = [
+            EngineRequest(request_id=f"cmpl-{row}", prompt_token_ids=tuple(encode(prompts[row])), max_tokens=4)
+            for row in rows
+        ]
+        server = VirtualServer(SimulatorSettings(engine_settings=limits), shown=False)
+        load = SimulatedLoad(requests=requests, offsets_ns=[row * 100_000_000 for row in rows])
+        exchanges += server.play(load).exchanges
+    return sorted(exchanges, key=lambda each: each.submit_ns)
+
+
+def log_of(exchanges: list[VirtualExchange], where: list[int]) -> RequestLog:
+    rows = []
+    for row, each in enumerate(exchanges):
+        assert each.record
+        rows.append(
+            {
+                "index": row,
+                "status": "ok",
+                "phase": "measure",
+                "endpoint_url": f"http://engine-{where[row]}",
+                "submit_ns": each.submit_ns,
+                "first_token_ns": each.token_ns[0],
+                "input_tokens": each.record.prompt_tokens,
+                "cached_tokens": each.record.cached_tokens,
+            }
+        )
+    return recordings.request_log(rows)
+
+
+def plans(prompts: list[str]) -> Iterator[PlannedRequest]:
+    for row, prompt in enumerate(prompts):
+        yield PlannedRequest(index=row, body=json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def truth(prompts: list[str], exchanges: list[VirtualExchange], where: list[int]) -> list[dict[str, int]]:
+    """Compare the tokens of each prompt with those of all that were answered before it was sent."""
+    ids = [encode(prompt) for prompt in prompts]
+    rows = []
+    for row, each in enumerate(exchanges):
+        best = {True: 0, False: 0}  # here or elsewhere
+        for other, before in enumerate(exchanges):
+            if before.token_ns[0] <= each.submit_ns:
+                pairs = zip(ids[row], ids[other], strict=False)
+                alike = next((at for at, (left, right) in enumerate(pairs) if left != right), len(ids[row]))
+                shared = min(alike, len(ids[row]) - 1) // BLOCK * BLOCK
+                best[where[other] == where[row]] = max(best[where[other] == where[row]], shared)
+        assert each.record
+        here = max(best[True], each.record.cached_tokens)
+        rows.append({
+            "elsewhere_tokens": max(best[False] - here, 0),
+            "evicted_tokens": here - each.record.cached_tokens,
+            "cached_tokens": each.record.cached_tokens,
+        })  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize("kv_blocks", [4000, 40])
+@pytest.mark.parametrize("seed", range(10))
+def test_each_miss_has_the_cause_of_the_engines_tokens(seed: int, kv_blocks: int):
+    """Requests by cause are those of the truth; tokens to 48: what a piece of text, and a block, may leave."""
+    prompts = texts(seed)
+    where = np.random.default_rng(seed + 100).integers(0, 2, len(prompts)).tolist()
+    exchanges = play(prompts, where, kv_blocks)
+    log = log_of(exchanges, where)
+    columns = reuse_by_request(log, plans(prompts), log.endpoint_url)
+    assert isinstance(columns, dict)
+    expected = truth(prompts, exchanges, where)
+    for cause in ("elsewhere_tokens", "evicted_tokens"):
+        true = np.array([each[cause] for each in expected])
+        assert (true > 0).tolist() == (columns[cause] > 0).tolist()
+        assert np.abs(columns[cause] - true).max() <= 48
+    assert any(each["elsewhere_tokens"] for each in expected)
+    assert (kv_blocks == 40) == any(each["evicted_tokens"] for each in expected)
+    summed = prefix_reuse(log, plans(prompts), log.endpoint_url)
+    assert summed.total
+    assert {"http://engine-0", "http://engine-1"} == set(summed.endpoints)
+    parts = (summed.total.cached_tokens, summed.total.new_tokens)
+    assert summed.total.prompt_tokens == sum(parts) + summed.total.elsewhere_tokens + summed.total.evicted_tokens
+
+
+def test_a_turn_goes_on_with_its_conversation():
+    """What a session's earlier turn had, its next could find; the reply's and its own tokens are new."""
+    first = PlannedRequest(index=0, session=5, body=json.dumps({"prompt": "a" * 1600}).encode())
+    later = PlannedRequest(index=1, session=5, turn=1, body=b"{}")
+    row = {"status": "ok", "phase": "measure", "endpoint_url": "http://a"}
+    log = recordings.request_log([
+        {**row, "index": 0, "submit_ns": 0, "first_token_ns": 5, "input_tokens": 400, "cached_tokens": 0},
+        {**row, "index": 1, "submit_ns": 9, "first_token_ns": 12, "input_tokens": 560, "cached_tokens": 0},
+    ])  # fmt: skip
+    columns = reuse_by_request(log, [replace(first, turns=(later,))], log.endpoint_url)
+    assert isinstance(columns, dict)
+    assert ([0, 400], [400, 160]) == (columns["evicted_tokens"].tolist(), columns["new_tokens"].tolist())
+
+
+@pytest.mark.parametrize("missing", ["cached", "text"])
+def test_without_counts_or_texts_nothing_is_known(missing: str):
+    row = {"index": 0, "status": "ok", "phase": "measure", "submit_ns": 0, "first_token_ns": 5, "input_tokens": 400}
+    log = recordings.request_log([row | {"cached_tokens": -1 if missing == "cached" else 0}])
+    planned = PlannedRequest(index=0, body=json.dumps({"prompt": "a" * 1600}).encode())
+    plan = [hidden_request(planned) if missing == "text" else planned]
+    assert isinstance(reuse_by_request(log, plan, log.endpoint_url), Missing)
+    assert UNSET is prefix_reuse(log, plan, log.endpoint_url).total
