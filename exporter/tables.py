@@ -77,6 +77,7 @@ def requests_table(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime] = ()
         "trace_id": pa.array(log.trace_id, pa.string()),
         "phase": pa.array(log.phase, pa.string()),
         "workload_class": pa.array(log.workload_class, pa.string()),
+        "model": _texts(log.model),
         "endpoint_url": pa.array(log.endpoint_url, pa.string()),
         **{
             name: _whole(getattr(log, name))

@@ -32,6 +32,7 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     headers     which of the worker's header sets goes with it, by position; -1 none. A plan holds no header: it may be
                 a secret
     whole       of a later turn: its body is the whole conversation, and is sent as it is
+    model       the model that its body asks; "" unknown
     leave_ns    how long after its dispatch the client closes the connection if the reply has not ended; -1 never
     """
 
@@ -51,6 +52,7 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     headers: int = -1
     whole: bool = False
     leave_ns: int = -1
+    model: str = ""
 
 
 class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=False):

@@ -166,6 +166,7 @@ def findings(
         submit_ns=submit_ns,
         workload_class=np.full(SIZE, "chat", dtype=np.object_),
         endpoint_url=np.full(SIZE, "http://127.0.0.1:8000", dtype=np.object_),
+        model=np.full(SIZE, "m", dtype=np.object_),
         edges_ns=[number * 2 * SECOND for number in range(6)],
         percentiles={"queue_ms": PERCENTILES, "prefill_ms": Missing("no buckets")},
         refusal=np.full(SIZE, "", dtype=np.object_),

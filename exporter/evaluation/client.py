@@ -18,7 +18,7 @@ from sidelight.loadgen.requests.rates import HeldBack, cost, held_back
 from sidelight.loadgen.requests.self_check.check import SelfCheck, self_check
 from sidelight.loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node
 from sidelight.loadgen.requests.slo.objectives import parse_slo
-from sidelight.loadgen.requests.summary import NO_POWER, ClientSummary, client_summary
+from sidelight.loadgen.requests.summary import NO_POWER, ClientSummary, client_summary, grouped
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.events import PHASE_END
 from sidelight.recorded.run import Run
@@ -31,11 +31,12 @@ def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:
     """Return the `client` section of a summary; energy is by the hardware's mean power."""
     run, window, measured = measured_run.run, measured_run.window, measured_run.requests
     config, watts = run.manifest["config"], hardware.gpu.mean_power_w
+    slo = parse_slo(config["slo"]) if config.get("slo") else None
     client = client_summary(
         measured,
         start_ns=window.start_ns,
         end_ns=window.end_ns,
-        slo=parse_slo(config["slo"]) if config.get("slo") else None,
+        slo=slo,
         power_watts=NO_POWER if watts is None else float(watts),
         concurrency=config.get("concurrency") if closed_loop(run) else None,
         stopped=run.status == "interrupted",
@@ -46,6 +47,9 @@ def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:
         client,
         steady=steady,
         cost=cost(price, steady, msgspec.structs.asdict(client.throughput)) if price else UNSET,
+        models=grouped(measured, measured.model, window.start_ns, window.end_ns, slo)
+        if len(set(measured.model.tolist())) > 1
+        else UNSET,
         by_node=by_node(measured, nodes, start_ns=window.start_ns, open_loop=not closed_loop(run)) if nodes else UNSET,
     )
 

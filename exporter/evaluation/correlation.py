@@ -70,6 +70,7 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
         submit_ns=measured.submit_ns,
         workload_class=measured.workload_class,
         endpoint_url=measured.endpoint_url,
+        model=measured.model,
         edges_ns=edges,
         percentiles=_percentiles(run, times, window),
         spans=_spans(run),

@@ -256,9 +256,7 @@ class Correlation(Struct, frozen=True, kw_only=True):
         ),
     ]
     classes: Annotated[dict[str, Group], doc(f"The same by workload class, {OF_MOST}; empty where there is only one.")]
-    urls: Annotated[
-        dict[str, Group], doc(f"The same by the URL that was asked, {OF_MOST}; empty where there is only one.")
-    ]
+    urls: Annotated[dict[str, Group], doc(f"The same by the asked URL, {OF_MOST}; empty where there is only one.")]
     timeslices: Annotated[
         list[BreakdownSlice],
         Meta(
@@ -281,6 +279,7 @@ class Correlation(Struct, frozen=True, kw_only=True):
     slowest: Annotated[list[SlowRequest], doc("The five requests with the longest TTFT, the longest first.")]
     work: Annotated[EngineWork, doc("What the engines did while requests waited for them, by the spans of all.")]
     evidence: Annotated[Evidence, doc("What stood beside the wait, from which the report's advice follows.")]
+    models: Annotated[dict[str, Group] | UnsetType, doc("As `classes`, by the model; absent of one alone.")] = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +299,7 @@ class Findings(Explained):
     submit_ns: Ints
     workload_class: Texts
     endpoint_url: Texts
+    model: Texts
     edges_ns: Sequence[int]
     percentiles: Mapping[Literal["queue_ms", "prefill_ms"], ServerPercentiles | Missing]
     refusal: Texts
@@ -349,6 +349,7 @@ def correlation(of: Findings) -> Correlation:
         comparable=comparable,
         classes=_groups(of, of.workload_class),
         urls=_groups(of, of.endpoint_url),
+        models=_groups(of, of.model) or UNSET,
         timeslices=list(_slices(of, timed)),
         timeline=of.timeline,
         clock=_clocks(of.clocks),

@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import msgspec
 import numpy as np
@@ -155,7 +156,8 @@ class Fitter:
 
         Raises TokenizerError.
         """
-        request = replace(request, body=with_number({**self._target.extra, **request.body}, ordinal))
+        body = with_number({**self._target.extra, **request.body}, ordinal)
+        request = replace(request, body=body, model=self._model_of(request, ordinal))
         if request.messages:
             return await self._as_given(request)
         parts = _Parts(
@@ -184,6 +186,11 @@ class Fitter:
             missed_tokens=declared - input_tokens,
             dropped_turns=len(request.turns) - len(turns) if self._order.sessions else 0,
         )
+
+    def _model_of(self, request: WorkloadRequest, ordinal: int) -> str:
+        """Return the model that a request asks: its own, else drawn evenly from the target's, by its number alone."""
+        models = self._target.models
+        return request.model or (Random(f"model {ordinal}").choice(models) if models else self._target.model)
 
     async def _as_given(self, request: WorkloadRequest) -> Planned:
         """Return a whole conversation as it is: only what is asked of the output gives way to the model's length."""
@@ -268,7 +275,7 @@ class Fitter:
 
     def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> PlannedRequest:
         path, body = self._protocol.encode(
-            replace(self._target, extra=request.body),
+            replace(self._target, model=request.model, extra=request.body),
             prompt,
             max_tokens,
             request.temperature,
@@ -277,6 +284,7 @@ class Fitter:
         return PlannedRequest(
             index=-1,
             workload_class=request.workload_class,
+            model=f"{request.body.get('model') or request.model}",
             path=path,
             body=body,
             input_tokens=input_tokens,

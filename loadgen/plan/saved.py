@@ -112,7 +112,7 @@ def _for_model(request: PlannedRequest, model: str | None, extra: Mapping[str, o
     if model is None:
         return request
     turns = tuple(_for_model(turn, model, extra) for turn in request.turns)
-    return msgspec.structs.replace(request, body=with_model(request.body, model, extra), turns=turns)
+    return msgspec.structs.replace(request, body=with_model(request.body, model, extra), model=model, turns=turns)
 
 
 def with_model(body: bytes, model: str, extra: Mapping[str, object]) -> bytes:

@@ -29,11 +29,13 @@ class Prompt:
 class RequestTarget:
     """The model that is asked, and by which protocol.
 
-    `endpoint` is a name in PROTOCOLS. `extra` is merged into every request's body at the end, so that it can add a
+    `models` are those that requests are spread over, each alone; empty where there is but `model`. `endpoint` is a name
+    in PROTOCOLS. `extra` is merged into every request's body at the end, so that it can add a
     field, replace one, or (with None) leave one out; in gRPC a field is a tensor.
     """
 
     model: str
+    models: tuple[str, ...] = ()
     endpoint: str = "chat"
     extra: Mapping[str, object] = field(default_factory=dict)
 

@@ -42,7 +42,7 @@ from sidelight.loadgen.requests.self_check.nodes import NodeSummary
 from sidelight.loadgen.requests.slo.objectives import Slo
 from sidelight.loadgen.requests.slo.results import SloResult, goodput, slo_result
 from sidelight.loadgen.requests.table.log import STATUSES, RequestLog
-from sidelight.rundir.columns import Bools, Floats, Ints, take
+from sidelight.rundir.columns import Bools, Floats, Ints, Texts, take
 from sidelight.rundir.fields import UNSET, Count, Reasons, StampNs, doc
 from sidelight.rundir.stats import Missing, Statistics, describe, finite, known
 
@@ -281,6 +281,10 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
             source="draft `fairness-measurements`",
         ),
     ]
+    models: Annotated[
+        dict[str, ClassSummary] | UnsetType,
+        doc("the same of each model that was asked, as of LoRA adapters; absent where there was only one"),
+    ] = UNSET
     by_node: Annotated[
         list[NodeSummary] | UnsetType,
         doc("the requests of each node of `--ray`, and how punctual it was; else absent"),
@@ -348,7 +352,7 @@ def client_summary(
         speculation=speculation(ok) or UNSET,
         delivery=delivery(ok),
         by_input_tokens=by_input_tokens(ok, metrics),
-        classes=by_class(log, start_ns, end_ns, slo),
+        classes=grouped(log, log.workload_class, start_ns, end_ns, slo),
         held_back=held,
         slo=None if slo is None else slo_result(slo, log, request_metrics(log), _rates(throughput), stopped=stopped),
         other_benchmarks=OtherBenchmarks(siclait=siclait(ok), asiai=asiai(ok, power_watts=power_watts), exo=exos),
@@ -363,10 +367,12 @@ def too_many_failed(requests: RequestCounts) -> bool:
     return requests.failed + requests.refused >= TOO_MANY_FAILED * max(requests.sent, 1)
 
 
-def by_class(log: RequestLog, start_ns: int | None, end_ns: int | None, slo: Slo | None) -> dict[str, ClassSummary]:
-    """Return counts, latencies and throughput of each workload class, by its name; together they are the whole log."""
-    names = sorted(set(log.workload_class.tolist()))
-    return {name: _class(take(log, log.workload_class == name), start_ns, end_ns, slo) for name in names}
+def grouped(
+    log: RequestLog, names: Texts, start_ns: int | None, end_ns: int | None, slo: Slo | None
+) -> dict[str, ClassSummary]:
+    """Return counts, latencies and throughput by the name of each request's group; together they are the whole log."""
+    groups = sorted(set(names.tolist()))
+    return {name: _class(take(log, names == name), start_ns, end_ns, slo) for name in groups}
 
 
 def _class(log: RequestLog, start_ns: int | None, end_ns: int | None, slo: Slo | None) -> ClassSummary:

@@ -99,6 +99,9 @@ def _warmup(_hint: Any, tokens: Any) -> int | str:
         raise ValueError(f"{tokens[0].value!r}: must be a whole number or '{DRAFT}'") from None
 
 
+MODEL = "Model name; several, joined by commas, each for an even share. Default: the only one that the server lists."
+
+
 # No slots: RunOptions has this beside another base, which slots forbid.
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +112,7 @@ class ContactOptions(AccessOptions):
         tuple[str, ...],
         several(TARGET, "Base URL, with or without /v1 (several: requests alternate between them). Required."),
     ] = ()
-    model: Annotated[str | None, option(TARGET, "Model name. Default: the only one that the server lists.")] = None
+    model: Annotated[str | None, option(TARGET, MODEL)] = None
     endpoint: Annotated[
         Endpoint,
         option(TARGET, "Which API to load. See docs/reference/protocols.md."),

@@ -81,9 +81,13 @@ def _rows(breakdown: Breakdown, tail: str, *, inner: bool) -> Iterator[Row]:
 
 
 def breakdown_tables(correlation: Correlation) -> Iterator[Table]:
-    """Yield the table of the parts, and of their means by class and requested URL."""
+    """Yield the table of the parts, and of their means by group."""
     yield breakdown_table(correlation.breakdown)
-    for groups, title in ((correlation.classes, "class"), (correlation.urls, "URL")):
+    for groups, title in (
+        (correlation.classes, "class"),
+        (correlation.urls, "URL"),
+        (correlation.models or {}, "model"),
+    ):
         if not groups:
             continue
         known = [part for part in TTFT_PARTS if getattr(correlation.breakdown, json_name(part)).mean is not None]

@@ -53,7 +53,8 @@ def client_section(summary: Summary) -> Iterator[Block]:
     yield from map(Prose, chain(_speculation(client), rate_lines(summary)))
     yield from _first_tokens(client.delivery)
     yield BLANK
-    yield from _classes(client.classes)
+    yield from _classes("Classes", client.classes)
+    yield from _classes("Models", client.models or {})
     yield from _nodes(client.by_node or ())
 
 
@@ -114,7 +115,7 @@ def _first_tokens(delivery: Delivery) -> Iterator[Prose]:
         yield Prose(f"First tokens: {kinds}", "note")
 
 
-def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[Block]:
+def _classes(title: str, classes: Mapping[str, ClassSummary]) -> Iterator[Block]:
     if len(classes) < 2:
         return
     rows = []
@@ -123,7 +124,7 @@ def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[Block]:
         times = (ttft.mean, ttft.p50, ttft.p99, group.tpot_ms.mean, e2e.p50, e2e.p99)
         rows.append((name, group.requests.ok, *times, group.throughput.output_tokens_per_s))
     columns = numbers("TTFT mean", "TTFT p50", "TTFT p99", "TPOT mean", "E2E p50", "E2E p99")
-    yield table("Classes", (*numbers("ok", show=cell), *columns, *numbers("tokens/s", show=cell)), rows)
+    yield table(title, (*numbers("ok", show=cell), *columns, *numbers("tokens/s", show=cell)), rows)
 
 
 def _nodes(nodes: Sequence[NodeSummary]) -> Iterator[Block]:

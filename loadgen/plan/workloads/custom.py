@@ -106,6 +106,7 @@ class _Class(msgspec.Struct, frozen=True, kw_only=True):
     question: _Text = ""
     turns: Any = 1
     think_time_s: Any = 0
+    model: str = ""
     body: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -183,6 +184,7 @@ def _class(given: dict[str, Any], where: str) -> RequestClass:
         question=said.question,
         turns=read_distribution(said.turns, place(where, "turns"), _TURNS),
         think_s=read_distribution(said.think_time_s, place(where, "think_time_s"), _THINK),
+        model=said.model,
         body=said.body,
     )
 

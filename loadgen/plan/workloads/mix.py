@@ -57,6 +57,7 @@ class RequestClass:
     question       what the message ends with
     turns          how many turns a session has; 1 without a session
     body           further fields of the requests' bodies, such as a priority
+    model          the model that its requests ask; "" leaves it to the target
     think_s        seconds between a reply's end and the next turn
     """
 
@@ -71,6 +72,7 @@ class RequestClass:
     question: str = ""
     turns: Distribution = ONE_TURN
     think_s: Distribution = NO_PAUSE
+    model: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -113,6 +115,7 @@ def class_requests(traffic_class: RequestClass, *, seed: int, stream: int = 0) -
                 prefix=prefix,
                 suffix=traffic_class.question,
                 body=traffic_class.body,
+                model=traffic_class.model,
                 turns=later_turns(traffic_class, turn_count, content, session) if turn_count > 1 else (),
             )
 
@@ -179,6 +182,7 @@ def _about(traffic_class: RequestClass) -> dict[str, Any]:
         "output_tokens": {**distributions.about(traffic_class.output_tokens), "control": "max_tokens"},
         **about_content(traffic_class.content),
         "temperature": traffic_class.temperature,
+        **({"model": traffic_class.model} if traffic_class.model else {}),
         "system_prompt": None if traffic_class.system is None else traffic_class.system.about(),
         "shared_prefix": None if traffic_class.prefixes is None else traffic_class.prefixes.about(),
         **({"question_tokens": reference().count(traffic_class.question)} if traffic_class.question else {}),

@@ -56,6 +56,7 @@ class WorkloadRequest:
     messages      a whole conversation that goes out as it is, in place of all of these
     headers       which of the workload's header sets is sent with it; -1 none
     body          further fields of its body and of its later turns', as those that are sent with every request
+    model         the model that it and its later turns ask; "" leaves it to the target
     turns         the later turns of the session that this request begins
     """
 
@@ -71,4 +72,5 @@ class WorkloadRequest:
     messages: Messages = ()
     headers: int = -1
     body: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
     turns: tuple[Turn, ...] = ()

@@ -53,6 +53,7 @@ class RequestLog(OnDemand):
     index: Ints
     phase: Texts
     workload_class: Texts
+    model: Texts
     endpoint_url: Texts
     request_id: Texts
     trace_id: Texts

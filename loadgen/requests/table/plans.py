@@ -8,13 +8,13 @@ from bisect import bisect_left
 from sidelight.loadgen.records import PLAN_END, PlannedRequest, plan_end
 
 _UNPLANNED = plan_end("")
-_NUMBERS = 7  # of a row: the places of phase and class, input_tokens, max_tokens, session, turn, bytes of the body
+_NUMBERS = 8  # of a row: places of phase, class and model, input_tokens, max_tokens, session, turn, bytes of the body
 
 
 class Plans:
     """Planned requests without their bodies.
 
-    They take 64 bytes each where indices ascend, as in the plan of a run.
+    They take 72 bytes each where indices ascend, as in the plan of a run.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,8 @@ class Plans:
         if request.index == PLAN_END:
             return
         numbers = request.input_tokens, request.max_tokens, request.session, request.turn, sent_bytes
-        row = array("q", (self._place(request.phase), self._place(request.workload_class), *numbers))
+        texts = map(self._place, (request.phase, request.workload_class, request.model))
+        row = array("q", (*texts, *numbers))
         if not self._indices or request.index > self._indices[-1]:
             self._indices.append(request.index)
             self._rows.extend(row)
@@ -45,10 +46,10 @@ class Plans:
         """Return a request without body and turns, and its body's length. A plan's end for an unknown one."""
         if (row := self._row(index)) is None:
             return _UNPLANNED, -1
-        phase, workload_class, input_tokens, max_tokens, session, turn, sent_bytes = row
+        phase, workload_class, model, input_tokens, max_tokens, session, turn, sent_bytes = row
         planned = PlannedRequest(
             index=index, phase=self._texts[phase], workload_class=self._texts[workload_class],
-            input_tokens=input_tokens, max_tokens=max_tokens, session=session, turn=turn,
+            input_tokens=input_tokens, max_tokens=max_tokens, session=session, turn=turn, model=self._texts[model],
         )  # fmt: skip
         return planned, sent_bytes
 

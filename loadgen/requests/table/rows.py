@@ -112,7 +112,7 @@ def _end_ns(row: RequestRow) -> int:
 _OF_PART = (
     "index", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "worker", "reused", "retried",
 )  # fmt: skip
-_OF_PLAN = ("phase", "workload_class", "max_tokens", "session", "turn")
+_OF_PLAN = ("phase", "workload_class", "model", "max_tokens", "session", "turn")
 _OF_REPLY = (
     "first_output_ns", "last_output_ns", "first_token_ns", "first_visible_ns", "last_token_ns", "choices",
     "output_span_ns", "unseen_tokens", "finish_reason", "first_kind", "role_only_first", "blank_before_first",

@@ -71,7 +71,8 @@ class Prepared:
     def target(self) -> RequestTarget:
         """Return the target to write requests for. All URLs serve the same model."""
         first, (extra, _) = self.served[0], with_stand_ins(self.contact.extra)
-        return RequestTarget(model=first.model, endpoint=self.contact.endpoint, extra=extra)
+        models = (first.model, *first.others) if first.others else ()
+        return RequestTarget(model=first.model, models=models, endpoint=self.contact.endpoint, extra=extra)
 
     @property
     def stand_ins(self) -> dict[str, str]:
@@ -123,6 +124,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
                     "url": first.url,
                     **({"urls": [server.url for server in served]} if len(served) > 1 else {}),
                     "model": first.model,
+                    **({"models": [first.model, *first.others]} if first.others else {}),
                     "max_model_len": first.max_model_len,
                     "version": version,
                     **({"refused_fields": list(refused)} if refused else {}),

@@ -52,6 +52,7 @@ class Contact:
 class TargetInfo:
     """A target's own statements: the chosen model, its length limit in tokens (None: missing).
 
+    others    further models that were named, for requests to be spread over
     listed    all models that it serves; none where it lists none
     owner     who owns them, as vllm or sglang; "" where it is not said
     version   what the engine says at one of its `version_paths`; "" where it was not asked
@@ -61,6 +62,7 @@ class TargetInfo:
     url: str
     model: str
     max_model_len: int | None
+    others: tuple[str, ...] = ()
     listed: tuple[str, ...] = ()
     owner: str = ""
     version: str = ""
@@ -76,12 +78,14 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     page, no model list) and ConfigurationError (there are several, or none).
     """
     listing = PROTOCOLS[contact.endpoint].models
+    first, *rest = [name.strip() for name in (model or "").split(",")]
+    model, others = first or None, tuple(filter(None, rest))
     if listing is None:
         if model is None:
             raise ConfigurationError(
                 "model.missing", f"--model is missing; --endpoint {contact.endpoint} does not list models"
             )
-        return TargetInfo(url=root_url(url), model=model, max_model_len=None)
+        return TargetInfo(url=root_url(url), model=model, max_model_len=None, others=others)
     address = f"{root_url(url)}{listing.path}"
     try:
         body = await _get(address, contact)
@@ -89,8 +93,19 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     except TargetIncompatible as error:
         if model is None:
             raise
-        return TargetInfo(url=root_url(url), model=model, max_model_len=None, unlisted=error)
-    served = TargetInfo(url=root_url(url), model="", max_model_len=None, listed=tuple(limits), owner=owner_of(body))
+        return TargetInfo(url=root_url(url), model=model, max_model_len=None, others=others, unlisted=error)
+    served = TargetInfo(
+        url=root_url(url),
+        model="",
+        max_model_len=None,
+        others=others,
+        listed=tuple(limits),
+        owner=owner_of(body),
+    )
+    if unknown := [name for name in others if name not in limits]:
+        raise ConfigurationError(
+            "model.not-served", f"--model {unknown[0]}: not served; {address} serves: {_names(served.listed)}"
+        )
     chosen = _only(served.listed, address, any_model=any_model) if model is None else model
     if chosen not in limits:
         missing = ConfigurationError(

@@ -37,9 +37,14 @@ PREFIX = Shared(name="p", token_ids=IDS[:50], tokens=50)
 
 
 async def planned(
-    requests: list[WorkloadRequest], tokenizer: tokenizers.FittingTokenizer, *, endpoint: Any = "chat", **order: Any
+    requests: list[WorkloadRequest],
+    tokenizer: tokenizers.FittingTokenizer,
+    *,
+    endpoint: Any = "chat",
+    models: tuple[str, ...] = (),
+    **order: Any,
 ) -> list[fitter.Planned]:
-    target = RequestTarget(model="m", endpoint=endpoint)
+    target = RequestTarget(model="m", models=models, endpoint=endpoint)
     plan = fitter.plan(
         requests, target=target, tokenizer=tokenizer, order=fitter.PlanOrder(**({"phase": "measure"} | order))
     )
@@ -215,3 +220,19 @@ async def test_the_output_that_a_body_asks_for_is_recorded(extra: dict[str, Any]
     """Where its extra fields replace the workload's length, it is theirs, or not known."""
     (fitted,) = await planned([request(10, body=extra)], tokenizers.reference())
     assert fitted.request.max_tokens == asked
+
+
+async def test_requests_are_spread_over_several_models():
+    """Evenly, by their numbers alone; a session stays with one, and a class' own model counts."""
+    plan = await planned([request(50)] * 400, tokenizers.reference(), models=("a", "b"))
+    asked = [json.loads(fitted.request.body)["model"] for fitted in plan]
+    assert [fitted.request.model for fitted in plan] == asked
+    assert 160 < asked.count("a") < 240
+    again = await planned([request(60)] * 400, tokenizers.reference(), models=("a", "b"))
+    assert [fitted.request.model for fitted in again] == asked
+    turn = Turn(token_ids=IDS[:10], input_tokens=10, max_tokens=5)
+    for fitted in await planned([request(50, turns=(turn, turn))] * 20, tokenizers.reference(), models=("a", "b")):
+        assert {fitted.request.model} == {json.loads(each.body)["model"] for each in fitted.request.turns}
+    by_class = await planned([request(50, model="c"), request(50, body={"model": "d"})], tokenizers.reference())
+    assert ["c", "d"] == [json.loads(fitted.request.body)["model"] for fitted in by_class]
+    assert ["c", "d"] == [fitted.request.model for fitted in by_class]

@@ -224,6 +224,16 @@ async def test_a_model_that_is_listed_is_used_without_a_note():
     assert (64, None) == (served.max_model_len, unlisted_note(served))
 
 
+async def test_several_models_are_all_to_be_listed():
+    """The first is asked before the load; another that is not served is a mistake."""
+    async with listing(_listing("base", "a", "b")) as url:
+        served = await probe(url, model="base, a,b", contact=Contact())
+    assert ("base", ("a", "b")) == (served.model, served.others)
+    async with listing(_listing("base", "a", "b")) as url:
+        with raises("model.not-served"):
+            await probe(url, model="base,c", contact=Contact())
+
+
 @pytest.mark.parametrize("newline", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
 async def test_bytes_after_the_end_of_a_reply_are_ignored(newline: bytes):
     """The reply ends where its framing says, in whatever newlines; the server did not close, and need not."""
