@@ -1,7 +1,7 @@
 "use strict";
 /* The plots of a study: lines, steps, marks and stacked layers with their 95 % intervals, on linear or logarithmic axes. */
 
-const STUDY = JSON.parse(document.getElementById("data").textContent);
+const DATA = JSON.parse(document.getElementById("data").textContent);
 const MANY = 40; // points of a line that are too many for a mark each
 
 /* What a plot draws of each line: its points, in a stack from left to right on those below, its colour and its dashes. */
@@ -119,7 +119,7 @@ const short = (value) => (Math.abs(value) >= 1000 ? grouped(value, 0) : String(N
 function studyPlot(place, plot) {
   const curves = curvesOf(plot);
   const hasIntervals = curves.some(({ points }) => points.some(({ low }) => low !== null));
-  const whole = figure(place, `${plot.title}${hasIntervals ? "; bars: 95 % intervals, an arrow: no upper end is known" : ""}`);
+  const whole = figure(place, `${plot.title}${hasIntervals ? `; bars: ${plot.level || "95 %"} intervals, an arrow: no upper end is known` : ""}`);
   let toX = null;
   const view = canvas(whole, 320, `${plot.title}. ${plot.y_title} by ${plot.x_title}: ${curves.map(({ name }) => name).join(", ")}. The tables below have the numbers.`, (context, width, height) => {
     toX = drawPlot(context, { left: 64, right: width - 16, top: 24, bottom: height - 44 }, plot, curves);
@@ -137,6 +137,6 @@ function studyPlot(place, plot) {
 keepDrawn(async () => {
   const place = element("div", { class: "pair even" });
   document.querySelector("#details .charts").append(place);
-  for (const plot of STUDY.plots) studyPlot(place, plot);
+  for (const plot of DATA.plots) studyPlot(place, plot);
   drawn();
 });

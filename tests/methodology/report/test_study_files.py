@@ -252,6 +252,13 @@ def test_the_page_allows_its_own_script_and_styles_alone(written: dict[str, str]
     }
 
 
+def test_the_page_has_the_data_that_its_scripts_share(written: dict[str, str]):
+    """Legends of plots read names from the data that the page's script declares."""
+    script = written["report.html"].rpartition("<script>")[2]
+    assert "DATA.titles" in script
+    assert script.count("const DATA = ") == 1
+
+
 def test_the_page_has_every_table_without_its_script(written: dict[str, str]):
     """A table that the text has in pieces stands whole."""
     rows = Page(written["report.html"]).rows
