@@ -27,6 +27,7 @@ COPY scraper ./scraper
 COPY sidecar ./sidecar
 COPY sidelight ./sidelight
 COPY simulator ./simulator
+COPY twin ./twin
 COPY release/healthcheck.py release/identity.toml release/manual.py release/metadata.py ./release/
 # Packages' tests, 56 MB, are left out. What is compiled bears a hash of its source instead of a moment, so that two builds are the same.
 RUN pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /dist . \

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "exporter": {"rundir", "loadgen", "scraper", "recorded", "correlator"},
     "sidecar": {"rundir", "loadgen", "scraper", "simulator", "recorded", "correlator", "exporter"},
     "methodology": {"rundir", "loadgen", "scraper", "simulator", "recorded", "correlator", "exporter", "sidecar"},
+    "twin": {"rundir", "loadgen", "simulator", "recorded", "correlator", "exporter", "sidecar"},
     "sidelight": {"rundir", "loadgen", "scraper", "recorded", "correlator", "exporter", "sidecar"},
 }
 # Rooms (modules and folders) that a folder shows. More where one thing varies, each room a variant, and at a root.
@@ -479,7 +480,8 @@ def test_the_architecture_names_files_that_are_there():
     text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     named = set(
         re.findall(
-            r"`((?:rundir|loadgen|scraper|correlator|methodology|exporter|sidecar|simulator|sidelight)/[\w./]*)`", text
+            r"`((?:rundir|loadgen|scraper|correlator|methodology|exporter|sidecar|simulator|twin|sidelight)/[\w./]*)`",
+            text,
         )
     )
     assert len(named) > 40

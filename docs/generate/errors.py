@@ -13,7 +13,7 @@ from sidelight.loadgen.plan.workloads import fields
 from sidelight.recorded import errors
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("correlator", "exporter", "loadgen", "methodology", "recorded", "scraper", "sidecar")
+PACKAGES = ("correlator", "exporter", "loadgen", "methodology", "recorded", "scraper", "sidecar", "twin")
 CODE = r"[a-z]+\.[a-z0-9]+(?:-[a-z0-9]+)*"
 LONGEST, MOST = 7, 2  # words of a sentence in a heading, and sentences
 RAISING = {"_fail"} | {

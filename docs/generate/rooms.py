@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("rundir", "loadgen", "scraper", "recorded", "correlator", "exporter", "sidecar", "methodology", "simulator")
+PACKAGES = (
+    "rundir", "loadgen", "scraper", "recorded", "correlator", "exporter", "sidecar", "methodology", "twin", "simulator",
+)  # fmt: skip
 BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 
 

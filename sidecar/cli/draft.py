@@ -1,4 +1,6 @@
-"""Commands of the benchmarking draft, by name: its building stands above this one, and no other command imports it."""
+"""Commands of the benchmarking draft and of the twin, by name: their buildings stand above this one, and no other
+command imports them.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ COMMANDS = (
 )
 LOADING = ("run", *(command.name for command in COMMANDS))  # commands that send a load
 OPTIONS = {command.name: command.options for command in COMMANDS}
+PREDICT = "sidelight.twin.commands:predict"
 STUDY = "study.json"  # the file of a study's directory
 
 
@@ -38,8 +41,8 @@ def options_of(command: str) -> type:
 
 def describe(app: App) -> None:
     """Import the commands, so that the list of commands has their first lines."""
-    for command in COMMANDS:
-        app[command.name]
+    for name in (*(command.name for command in COMMANDS), "predict"):
+        app[name]
 
 
 def report_study(path: Any, *, as_json: bool, outside: bool) -> int:
@@ -51,4 +54,10 @@ def report_study(path: Any, *, as_json: bool, outside: bool) -> int:
 def result_schema() -> dict[str, Any]:
     """Return the JSON Schema of a study's `result.json`."""
     schema: dict[str, Any] = import_module("sidelight.methodology.study.result").schema()
+    return schema
+
+
+def predicted_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `predict --json`."""
+    schema: dict[str, Any] = import_module("sidelight.twin.result").schema()
     return schema

@@ -163,8 +163,18 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as a
 
 def schema(
     of: Annotated[
-        Literal["config", "scrape-config", "watch-config", "test-config", "summary", "result", "sut", "server-metrics"],
-        Parameter(help="Which schema; config is that of `run`, sut that of --sut, result that of result.json."),
+        Literal[
+            "config",
+            "scrape-config",
+            "watch-config",
+            "test-config",
+            "summary",
+            "result",
+            "predicted",
+            "sut",
+            "server-metrics",
+        ],
+        Parameter(help="Which schema; config is that of `run`, sut that of --sut, predicted that of `predict --json`."),
     ] = "config",
     /,
 ) -> int:
@@ -178,6 +188,7 @@ def schema(
         "test-config": lambda: schemas.configuration(draft.options_of("test")),
         "summary": schemas.summary,
         "result": draft.result_schema,
+        "predicted": draft.predicted_schema,
         "sut": schemas.declaration,
         "server-metrics": schemas.server_metrics,
     }

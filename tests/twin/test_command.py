@@ -1,0 +1,72 @@
+"""`sidelight predict` on a run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from played_runs import arrivals, engine, lengths, simulated, write
+from processes import Ended
+
+from sidelight.twin.result import schema
+
+Run = Callable[..., Ended]
+
+
+def test_rates_and_settings_are_predicted(sidelight: Run, directory: Path) -> None:
+    ended = sidelight(
+        "predict", directory, "--rate", "x0.5,5", "--set", "max-num-seqs=32", "--known", "max-num-seqs=16",
+        "--slo", "ttft_p99<2s", "--price", "2", "--json",
+    )  # fmt: skip
+    assert ended.code == 0
+    predicted = json.loads(ended.out)
+    jsonschema.validate(predicted, schema())
+    loads = predicted["loads"]
+    assert [(each["rate_per_s"], each["settings"]) for each in loads[2:]] == [(5.0, {}), (5.0, {"max-num-seqs": 32})]
+    assert loads[0]["rate_per_s"] == pytest.approx(0.5 * 150 / predicted["duration_s"])
+    assert loads[3]["ttft_ms"]["p99"]["estimate"] < loads[2]["ttft_ms"]["p99"]["estimate"]
+    times = [time for each in loads for name in ("ttft_ms", "tpot_ms", "e2e_ms") for time in each[name].values()]
+    assert len(times) == 4 * 9
+    assert all(time["low"] < time["estimate"] < time["high"] for time in times)
+    assert predicted["highest_rate"]["low"] <= predicted["highest_rate"]["estimate"]
+    assert predicted["fit"]["step_ms"] == pytest.approx(8.0, rel=0.05)
+
+
+def test_the_report_fits_a_terminal(sidelight: Run, directory: Path) -> None:
+    ended = sidelight("predict", directory, "--known", "max-num-seqs=16")
+    assert ended.code == 0
+    assert ended.out.count("(90 % interval)") == 3
+    assert max(map(len, ended.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--rate", "fast"), "option.value"),
+        (("--rate", "x0"), "option.value"),
+        (("--concurrency", "0"), "option.value"),
+        (("--replicas", "two"), "option.value"),
+        (("--set", "max-num-seqs"), "option.value"),
+        (("--set", "seats=3"), "option.value"),
+        (("--known", "max-num-seqs=0"), "option.value"),
+        (("--slo", "ttft"), "option.value"),
+        (("--slo", "error_rate<1%"), "predict.slo"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    sidelight: Run, directory: Path, arguments: tuple[str, ...], code: str
+) -> None:
+    ended = sidelight("predict", directory, *arguments)
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith(f"[{code}]")
+
+
+def test_a_run_that_shows_no_engine_is_refused(sidelight: Run, tmp_path: Path) -> None:
+    prompts, outputs = lengths(10, 1)
+    write(tmp_path / "few", simulated(engine(), prompts, outputs, at_s=arrivals(10, 3.0, 1)), {"rate": 3.0})
+    ended = sidelight("predict", tmp_path / "few")
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith("[predict.refused]")

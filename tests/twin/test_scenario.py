@@ -1,0 +1,174 @@
+"""Predictions are what the engine shows under another load and other settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from played_runs import NETWORK_S, arrivals, engine, run
+
+from sidelight.loadgen.plan.arrivals import Arrival
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.columns import Floats
+from sidelight.rundir.stats import Missing
+from sidelight.simulator.settings import EngineSettings
+from sidelight.twin.answer import answer, check_objectives, fewest_replicas, highest_rates, is_met
+from sidelight.twin.check import Misfit, engine_of, latencies_ms, misfit, quantiles_of
+from sidelight.twin.engine.fit import EngineFit, fit
+from sidelight.twin.engine.play import EngineLoad, play
+from sidelight.twin.engine.steps import StreamedRequests
+from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
+
+POISSON = Arrival(kind="poisson", rate_per_s=1.0)
+
+
+def twin_of(requests: StreamedRequests, *, seats: int | None = 16, arrival: Arrival | None = POISSON) -> Twin:
+    shown_fit = fit(requests, seats=seats)
+    assert isinstance(shown_fit, EngineFit)
+    missed = misfit(requests, shown_fit, engine_of(shown_fit))
+    assert isinstance(missed, Misfit)
+    return Twin(
+        requests=requests,
+        fitted=shown_fit,
+        engine=engine_of(shown_fit),
+        missed=missed,
+        arrival=arrival,
+        concurrency=None,
+        duration_s=float(requests.submit_s[-1]),
+    )
+
+
+@pytest.fixture(scope="module")
+def twin(light: StreamedRequests) -> Twin:
+    return twin_of(light)
+
+
+def predicted(twin: Twin, scenario: Scenario) -> Prediction:
+    shown_fit = predict(twin, scenario)
+    assert isinstance(shown_fit, Prediction)
+    return shown_fit
+
+
+def truth(twin: Twin, settings: EngineSettings, rate_per_s: float, replicas: int = 1) -> Floats:
+    """Return quantiles of runs as long as the twin's, of requests like its own, the median of nine [3, 3]."""
+    count = round(rate_per_s * twin.duration_s)
+    runs = []
+    for seed in range(100, 109):
+        drawn = np.random.default_rng(seed).integers(0, len(twin.requests), count)
+        prompts, outputs = twin.requests.prompt_tokens[drawn], twin.requests.output_tokens[drawn]
+        at_s = arrivals(count, rate_per_s, seed)
+        rows = []
+        for replica in range(replicas):
+            turns = slice(replica, None, replicas)
+            load = EngineLoad(
+                prompt_tokens=prompts[turns],
+                cached_tokens=np.zeros_like(prompts[turns]),
+                output_tokens=outputs[turns],
+                arrival_s=at_s[turns] + NETWORK_S,
+            )
+            rows.append(latencies_ms(load, play(load, settings, seed=seed), np.full(len(prompts[turns]), NETWORK_S)))
+        runs.append(quantiles_of(np.concatenate(rows, axis=1)))
+    median: Floats = np.median(runs, axis=0)
+    return median
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings"),
+    [
+        (Scenario(label="light", rate_per_s=1.5), engine()),
+        (Scenario(label="busy", rate_per_s=4.5), engine()),
+        (Scenario(label="overloaded", rate_per_s=9.0), engine()),
+        (Scenario(label="few seats", rate_per_s=3.0, settings={"max-num-seqs": 6}), engine(max_num_seqs=6)),
+        (Scenario(label="more seats", rate_per_s=6.0, settings={"max-num-seqs": 32}), engine(max_num_seqs=32)),
+        (Scenario(label="two", rate_per_s=8.0, replicas=2), engine()),
+    ],
+    ids=lambda value: value.label if isinstance(value, Scenario) else "",
+)
+def test_the_interval_holds_what_other_runs_show(twin: Twin, scenario: Scenario, settings: EngineSettings) -> None:
+    prediction = predicted(twin, scenario)
+    shown = truth(twin, settings, scenario.rate_per_s or 0.0, scenario.replicas)
+    assert (prediction.low < shown).all()
+    assert (shown < prediction.high).all()
+    assert np.abs(np.log(prediction.median / shown))[:, 0].max() < 0.3
+
+
+def test_the_same_run_is_predicted_alike_each_time(twin: Twin) -> None:
+    first, second = (predicted(twin, Scenario(label="", rate_per_s=4.0)) for _ in range(2))
+    assert (first.median == second.median).all()
+    assert (first.high == second.high).all()
+
+
+def test_what_binds_is_named(twin: Twin) -> None:
+    assert predicted(twin, Scenario(label="", rate_per_s=1.0)).binds == ""
+    assert predicted(twin, Scenario(label="", rate_per_s=10.0)).binds == "max-num-seqs"
+    scarce = Scenario(label="", rate_per_s=6.0, settings={"max-num-seqs": 64, "kv-blocks": 300})
+    assert predicted(twin, scarce).binds == "kv-blocks"
+
+
+def test_beyond_what_the_run_had_is_said(twin: Twin) -> None:
+    assert predicted(twin, Scenario(label="", rate_per_s=1.0)).notes == ()
+    many = predicted(twin, Scenario(label="", rate_per_s=12.0, settings={"max-num-seqs": 64}))
+    assert many.most_running > 30
+    assert "extrapolated" in many.notes[0]
+
+
+def test_seats_that_did_not_show_are_refused_where_they_matter() -> None:
+    unknown = twin_of(run(engine(max_num_seqs=64), count=180, rate_per_s=3.0), seats=None)
+    assert unknown.fitted.seats is None
+    assert isinstance(predict(unknown, Scenario(label="", rate_per_s=1.5)), Prediction)
+    assert isinstance(predict(unknown, Scenario(label="", rate_per_s=9.0)), Missing)
+    known = Scenario(label="", rate_per_s=9.0, settings={"max-num-seqs": 64})
+    assert isinstance(predict(unknown, known), Prediction)
+
+
+def test_gaps_of_a_trace_are_drawn_from_it(light: StreamedRequests) -> None:
+    traced = twin_of(light, arrival=None)
+    shown, drawn = (predicted(each, Scenario(label="", rate_per_s=3.0)) for each in (twin_of(light), traced))
+    assert np.abs(np.log(drawn.median / shown.median)).max() < 0.4
+    assert drawn.requests_per_s == pytest.approx(shown.requests_per_s, rel=0.15)
+
+
+def test_a_closed_loop_serves_what_its_engine_can(twin: Twin) -> None:
+    few, many = (predicted(twin, Scenario(label="", concurrency=count)) for count in (4, 16))
+    assert few.output_tokens_per_s < many.output_tokens_per_s
+    assert few.median[0, 0] < many.median[0, 0]
+
+
+def test_the_highest_rate_lies_where_the_objective_is_crossed(twin: Twin) -> None:
+    objectives = parse_slo("ttft_p99<500ms").objectives
+    limits = highest_rates(twin, objectives, Scenario(label=""))
+    surely, likely, perhaps = limits.surely_per_s, limits.likely_per_s, limits.perhaps_per_s
+    assert surely is not None
+    assert likely is not None
+    assert perhaps is not None
+    assert surely <= likely <= perhaps
+    below, above = (truth(twin, engine(), rate)[0, 2] for rate in (0.8 * surely, 1.3 * perhaps))
+    assert below < 500 < above
+    replicas = fewest_replicas(twin, objectives, Scenario(label="", rate_per_s=3 * surely), limits)
+    assert replicas in {3, 4}
+
+
+def test_objectives_are_met_missed_or_open(twin: Twin) -> None:
+    prediction = predicted(twin, Scenario(label="", rate_per_s=4.0))
+    low, high = prediction.low[0, 2], prediction.high[0, 2]
+    for bound_ms, met in ((1.01 * high, True), (0.5 * (low + high), None), (0.99 * low, False)):
+        assert is_met(prediction, parse_slo(f"ttft_p99<{bound_ms:.4f}ms").objectives) is met
+
+
+def test_an_objective_that_no_prediction_has_is_refused() -> None:
+    for text in ("error_rate<1%", "ttft_p95<1s", "itl_p99<50ms"):
+        with pytest.raises(ConfigurationError) as refused:
+            check_objectives(parse_slo(text).objectives)
+        assert refused.value.code == "predict.slo"
+
+
+def test_an_answer_has_the_cost_of_all_replicas(twin: Twin) -> None:
+    loads = [Scenario(label="1", rate_per_s=3.0), Scenario(label="2", rate_per_s=3.0, replicas=2)]
+    single, pair = answer(twin, loads, run_id="r", slo=None, price=2.0).loads
+    assert (single.price_per_h, pair.price_per_h) == (2.0, 4.0)
+    assert isinstance(single.output_tokens_per_s, float)
+    assert single.million_output_tokens == pytest.approx(1e6 * 2.0 / 3600 / single.output_tokens_per_s)
+    refused = answer(replace(twin, duration_s=0.1), loads[:1], run_id="r", slo=None, price=None).loads[0]
+    assert refused.refused

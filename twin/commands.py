@@ -1,0 +1,175 @@
+"""The command `predict`: a run's engine under other loads and settings."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Group, Parameter
+
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.text import print_on
+from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
+from sidelight.recorded.errors import ConfigurationError, unusable_place
+from sidelight.rundir.files import replace_file
+from sidelight.rundir.printable.masking import without_secrets
+from sidelight.rundir.printable.numbers import figure
+from sidelight.sidecar.options.fields import CRITERIA, OUTPUT, Verbose, flag, option
+from sidelight.sidecar.progress.reporter import Terminal
+from sidelight.twin.answer import answer
+from sidelight.twin.model import twin_of
+from sidelight.twin.page import as_html
+from sidelight.twin.report import report
+from sidelight.twin.scenario import SETTINGS, Scenario
+
+SCENARIO = Group("What if", sort_key=1)
+DEFAULT_RATES = "x0.5,x1,x1.5,x2"
+_SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
+_MOST_RATE, _MOST_COUNT = 1e6, 100_000
+
+
+Rates = Annotated[
+    str,
+    option(
+        SCENARIO,
+        "Requests per second, several with commas: 4,6,8; or times the run's: x1.5,x2. Default: x0.5,x1,x1.5,x2.",
+        show_default=False,
+    ),
+]
+Counts = Annotated[
+    str, option(SCENARIO, "Requests in flight of a closed loop, several with commas.", show_default=False)
+]
+Replicas = Annotated[str, option(SCENARIO, "Equal engines that share the rate by turns, several with commas.")]
+Settings = Annotated[
+    tuple[str, ...],
+    option(
+        SCENARIO,
+        "Settings to compare with the run's: max-num-seqs=32, max-num-batched-tokens=2048, kv-blocks=4096; with commas "
+        "together, and repeated one after another.",
+        name="--set",
+        show_default=False,
+        negative="",
+    ),
+]
+Known = Annotated[
+    str, option(SCENARIO, "Settings that the engine had, where the run does not show them.", show_default=False)
+]
+Objectives = Annotated[
+    str | None,
+    option(CRITERIA, "Objectives, like ttft_p99<2s: whether they are met, up to which rate, and by how many replicas."),
+]
+Page = Annotated[Path | None, option(OUTPUT, "Write a page with p99 by rate to this file, beside the report.")]
+Price = Annotated[float | None, option(CRITERIA, "What an engine costs an hour, in any currency.")]
+
+
+def predict(  # noqa: PLR0913  an argument is an option
+    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
+    *,
+    rate: Rates = "",
+    concurrency: Counts = "",
+    replicas: Replicas = "1",
+    settings: Settings = (),
+    known: Known = "",
+    slo: Objectives = None,
+    price: Price = None,
+    output: Page = None,
+    as_json: Annotated[bool, flag(OUTPUT, "Print the predictions as JSON.", name="--json")] = False,
+    verbose: Verbose = False,
+) -> int:
+    """Predict a recorded run's times at other rates and settings, each with its 90 % interval.
+
+    The engine's speed is fitted to the run, tested on the part of the run that the fit has not seen, and played in
+    virtual time. Where the test fails, there is no prediction, and the reason is given.
+
+    sidelight predict runs/today --rate x1.5,x2,x3
+
+    sidelight predict runs/today --rate 8 --set max-num-seqs=32 --slo 'ttft_p99<2s'
+    """
+    del verbose  # which is read before
+    limits = _settings("--known", known)
+    try:
+        objectives = parse_typed_slo(slo) if slo else None
+    except ValueError as error:
+        raise ConfigurationError("option.value", str(error)) from None
+    run = open_run(run_directory)
+    twin = twin_of(
+        run,
+        seats=limits.get("max-num-seqs"),
+        budget=limits.get("max-num-batched-tokens"),
+        kv_blocks=limits.get("kv-blocks"),
+    )
+    loads = list(_loads(rate, concurrency, replicas, [_settings("--set", each) for each in settings], twin.rate_per_s))
+    predicted = answer(twin, loads, run_id=run.manifest["run_id"], slo=objectives, price=price)
+    if output is not None:
+        _write(output, as_html(predicted, twin, loads[-1].settings))
+    if as_json:
+        sys.stdout.write(json.dumps(msgspec.to_builtins(predicted), indent=2) + "\n")
+    else:
+        print_on(Terminal(highlight=False), report(predicted))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        replace_file(path, lambda file: file.write(without_secrets(text).encode()))
+    except OSError as error:
+        raise unusable_place("--output", path, error) from error
+
+
+def _loads(
+    rate: str, concurrency: str, replicas: str, settings: Sequence[Mapping[str, int]], of_run: float
+) -> Iterator[Scenario]:
+    """Yield all scenarios: each load on each number of replicas, as the engine was and under each setting."""
+    loads: list[tuple[str, Any, str]] = [
+        ("concurrency", count, f"{count} in flight") for count in _counts("--concurrency", concurrency)
+    ]
+    for text in (rate or ("" if loads else DEFAULT_RATES)).split(","):
+        if text:
+            per_s = _rate(text.strip(), of_run)
+            loads.append(("rate_per_s", per_s, f"{figure(per_s)}/s"))
+    for name, value, label in loads:
+        for count in _counts("--replicas", replicas):
+            for changed in ({}, *settings):
+                words = [
+                    label,
+                    *([f"{count} replicas"] if count > 1 else []),
+                    *(f"{a}={b}" for a, b in changed.items()),
+                ]
+                yield Scenario(label=", ".join(words), replicas=count, settings=changed, **{name: value})
+
+
+def _rate(text: str, of_run: float) -> float:
+    try:
+        rate = float(text.removeprefix("x")) * (of_run if text.startswith("x") else 1.0)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < _MOST_RATE:
+        raise ConfigurationError(
+            "option.value", f"--rate {text}: must be requests per second, or times the run's rate, as 4,6,8 or x1.5,x2"
+        )
+    return rate
+
+
+def _counts(name: str, text: str) -> list[int]:
+    counts = [each.strip() for each in text.split(",") if each.strip()]
+    for each in counts:
+        if not (each.isdecimal() and 0 < int(each) <= _MOST_COUNT):
+            raise ConfigurationError(
+                "option.value", f"{name} {each}: must be a number from 1 to {_MOST_COUNT}, several with commas"
+            )
+    return [int(each) for each in counts]
+
+
+def _settings(name: str, text: str) -> dict[str, int]:
+    pairs = [_SETTING.fullmatch(each.strip()) for each in text.split(",") if each.strip()]
+    for pair in pairs:
+        if pair is None or pair[1] not in SETTINGS or int(pair[2]) < 1:
+            raise ConfigurationError(
+                "option.value", f"{name} {text}: must be settings of {', '.join(SETTINGS)}, as max-num-seqs=32"
+            )
+    return {pair[1]: int(pair[2]) for pair in pairs if pair}

@@ -1,0 +1,250 @@
+"""Fit of an engine's speed and limits to a run.
+
+A step lasts `step_s + prefill_token_s x prompt tokens computed + sequence_s x sequences + kv_token_s x tokens held`.
+The coefficients are found by least squares of relative residuals without negative values, with Huber's weights, and
+their error by drawing blocks of steps. What a first token takes beyond the steps it waits for is the front end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import nnls
+
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.simulator.settings import SpeedProfile
+from sidelight.twin.engine.steps import EngineSteps, Prefills, StreamedRequests, prefills_of, steps_of
+
+#: Token budgets of a step that engines are given, the least first; behind them a run has not met its budget.
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+LEAST_REQUESTS, LEAST_STEPS = 20, 200
+DRAWS = 20
+_BLOCKS = 40
+_ROUNDS = 6
+_HUBER = 2.0  # standard deviations
+_ALIKE = 1.005  # of the mean residual
+_OUTLIER = 0.5  # of a residual: more counts as much
+_SURE_SEATS = 0.8  # of the steps beside a waiting request that have as many sequences
+_LEAST_WAITING = 10  # steps
+_LEAST_IDLE = 8  # requests that came to an idle engine
+_LEAST_ROOMY = 0.2  # of the requests
+_WAITED = 2  # steps: less is an error of the front end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Extremes of a fit's steps: the most sequences, prompt tokens and held tokens in a step."""
+
+    sequences: int
+    prefill_tokens: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFit:
+    """Speed and limits of an engine, as a run shows them.
+
+    draws       the speed fitted to drawn blocks of steps: its error
+    seats       the most sequences at a time, None where no request ever waited for a seat
+    budget      tokens of a step; where no step was full, the least that the run would not have met
+    frontend_s  what a first token takes beyond its steps: values of requests, of which one is drawn
+    residuals   logarithms of observed over fitted duration [m], in the order of steps, beside `sequences` [m]
+    """
+
+    speed: SpeedProfile
+    draws: tuple[SpeedProfile, ...]
+    seats: int | None
+    budget: int
+    frontend_s: Floats
+    residuals: Floats
+    sequences: Ints
+    seen: Seen
+    coherence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Steps of known duration: their contents [m, 4], durations [m], and numbers [m]."""
+
+    table: Floats
+    duration_s: Floats
+    of_step: Ints
+
+
+def fit(
+    requests: StreamedRequests, *, budget: int | None = None, seats: int | None = None, until_s: float = np.inf
+) -> EngineFit | Missing:
+    """Return the fit of an engine to steps, or why there is none.
+
+    Steps that ended after `until_s` are left out. Known limits are taken as they are.
+    """
+    if len(requests) < LEAST_REQUESTS:
+        return Missing(f"{len(requests)} requests were answered whole, and a fit needs {LEAST_REQUESTS}")
+    if (requests.output_tokens > 1).sum() < LEAST_REQUESTS:
+        return Missing("replies of one token show no step")
+    steps = steps_of(requests)
+    steps = replace(steps, duration_s=np.where(steps.end_s < until_s, steps.duration_s, np.nan))
+    if (known := int(steps.is_whole.sum())) < LEAST_STEPS:
+        return Missing(f"{known} steps of known duration, and a fit needs {LEAST_STEPS}")
+    frontends_s, limit = np.zeros(1), seats
+    for _ in range(2):  # the front end says when a prompt came, and the prefills say the front end
+        frontend_s = float(np.median(frontends_s))
+        chosen, prefills = _by_budget(requests, steps, frontend_s, limit, (budget,) if budget else BUDGETS)
+        rows = _rows(steps, prefills)
+        coefficients, residuals = _solve(rows.table, rows.duration_s)
+        speed = _speed(coefficients, residuals)
+        frontends_s = _frontends(requests, steps, prefills, speed, chosen)
+        limit = seats or _seats(requests, steps, prefills, float(np.median(frontends_s)), chosen)
+    sequences = np.rint(rows.table[:, 2]).astype(np.int64)
+    return EngineFit(
+        speed=speed,
+        draws=tuple(_draws(rows)),
+        seats=limit,
+        budget=chosen,
+        frontend_s=frontends_s,
+        residuals=residuals,
+        sequences=sequences,
+        seen=Seen(
+            sequences=int(sequences.max()),
+            prefill_tokens=int(rows.table[:, 1].max()),
+            kv_tokens=int(rows.table[:, 3].max()),
+        ),
+        coherence=steps.coherence,
+    )
+
+
+def _by_budget(
+    requests: StreamedRequests, steps: EngineSteps, frontend_s: float, seats: int | None, budgets: Sequence[int]
+) -> tuple[int, Prefills]:
+    """Return the budget under which the steps fit best, with its prefills: the largest of those that fit alike."""
+    tried: list[tuple[float, int, Prefills]] = []
+    for budget in budgets:
+        prefills = prefills_of(requests, steps, budget=budget, seats=seats, frontend_s=frontend_s)
+        rows = _rows(steps, prefills)
+        _, residuals = _solve(rows.table, rows.duration_s)
+        tried.append((float(np.mean(np.minimum(np.abs(residuals), _OUTLIER))), budget, prefills))
+        if prefills.tokens.max() + steps.decodes.max() < budget:
+            break  # larger ones make no difference
+    least = min(loss for loss, _, _ in tried)
+    return next((budget, prefills) for loss, budget, prefills in reversed(tried) if loss <= least * _ALIKE)
+
+
+def _rows(steps: EngineSteps, prefills: Prefills) -> _Rows:
+    of_step = np.flatnonzero(steps.is_whole & (steps.duration_s > 0))
+    since = steps.since[of_step]
+    sums = np.cumsum(
+        [prefills.tokens, steps.decodes + prefills.prompts, steps.kv_tokens + prefills.held], axis=1, dtype=np.float64
+    )
+    within = sums[:, of_step] - sums[:, since]
+    within[1:] /= of_step - since
+    table = np.column_stack([np.ones(len(of_step)), *within])
+    return _Rows(table=table, duration_s=steps.duration_s[of_step], of_step=of_step)
+
+
+def _solve(table: Floats, duration_s: Floats) -> tuple[Floats, Floats]:
+    """Return the coefficients [4] and the residuals, logarithms of duration over its fit [m]."""
+    scale = np.maximum(np.abs(table).max(axis=0, initial=0.0), 1.0)
+    coefficients, weight = np.zeros(table.shape[1]), 1 / duration_s
+    residuals = np.zeros(len(duration_s))
+    for _ in range(_ROUNDS):
+        scaled = table / scale * weight[:, None]
+        # Of the least squares of many rows that of a triangle of 4 by 4 is left, which has the same solution.
+        orthogonal, triangle = np.linalg.qr(scaled)
+        coefficients = nnls(triangle, orthogonal.T @ (duration_s * weight))[0] / scale
+        fitted = np.maximum(table @ coefficients, 1e-9)
+        residuals = np.log(duration_s / fitted)
+        robust = _HUBER * _spread(residuals) / np.maximum(np.abs(residuals - np.median(residuals)), 1e-12)
+        weight = np.sqrt(np.minimum(1.0, robust)) / fitted
+    return coefficients, residuals
+
+
+def _spread(residuals: Floats) -> float:
+    """Return a standard deviation that outliers do not move."""
+    return max(1e-9, 1.4826 * float(np.median(np.abs(residuals - np.median(residuals)))))
+
+
+def _speed(coefficients: Floats, residuals: Floats) -> SpeedProfile:
+    step_s, prefill_token_s, sequence_s, kv_token_s = coefficients.tolist()
+    return SpeedProfile(
+        step_s=step_s,
+        prefill_token_s=prefill_token_s,
+        sequence_s=sequence_s,
+        kv_token_s=kv_token_s,
+        jitter_ratio=_spread(residuals),
+    )
+
+
+def _draws(rows: _Rows) -> list[SpeedProfile]:
+    """Return the speed fitted to blocks of steps that are drawn with replacement."""
+    random = np.random.default_rng(0)
+    blocks = np.array_split(np.arange(len(rows.of_step)), _BLOCKS)
+    drawn = []
+    for _ in range(DRAWS):
+        at = np.concatenate([blocks[block] for block in random.integers(0, _BLOCKS, _BLOCKS)])
+        drawn.append(_speed(*_solve(rows.table[at], rows.duration_s[at])))
+    return drawn
+
+
+def _frontends(
+    requests: StreamedRequests, steps: EngineSteps, prefills: Prefills, speed: SpeedProfile, budget: int
+) -> Floats:
+    """Return the time of first tokens beyond their steps [at least 1], seconds.
+
+    Of a request that came to an idle engine that is its TTFT less the steps of its prefill. Where there are few, it is
+    the value that most of the others allow: each was taken in by the step that began its prefill, and not before.
+    """
+    ended_s = np.maximum.accumulate(requests.last_s)
+    is_alone = requests.submit_s > np.concatenate([[-np.inf], ended_s[:-1]])
+    joined = np.append(requests.submit_s[1:], np.inf) < requests.first_s
+    uncached = requests.prompt_tokens - requests.cached_tokens
+    chunks = np.ceil(uncached / budget)
+    held = requests.cached_tokens * chunks + np.minimum(uncached, budget) * chunks * (chunks + 1) / 2
+    steps_s = chunks * (speed.step_s + speed.sequence_s) + speed.prefill_token_s * uncached + speed.kv_token_s * held
+    exact = (requests.first_s - requests.submit_s - steps_s)[is_alone & ~joined]
+    if len(exact) >= _LEAST_IDLE:
+        return np.asarray(np.maximum(exact, 0.0))
+    begun = np.maximum(prefills.begin - 1, 0)
+    at_most = steps.end_s[begun] - requests.submit_s
+    single = (prefills.begin == steps.first) & (begun > 1) & steps.is_whole[steps.first]
+    # A step that was not full would have taken it in.
+    roomy = steps.decodes + prefills.prompts < np.quantile(steps.decodes, 0.99)
+    roomy &= steps.decodes + prefills.tokens < budget
+    at_least = np.where(roomy[begun], steps.end_s[np.maximum(begun - 1, 0)] - requests.submit_s, 0.0)
+    high, low = np.concatenate([at_most[single], exact + 1e-3]), np.concatenate([at_least[single], exact - 1e-3])
+    if len(low) and np.mean(low > 0) >= _LEAST_ROOMY:
+        return np.array([max(0.0, _most_allowed(low, high))])
+    # Nearly all waited for a seat or for the budget: it is between nothing and what the quickest shows.
+    most_s = float(high.min(initial=np.inf))
+    return np.array([most_s / 2 if 0 < most_s < np.median(steps.duration_s[steps.is_whole]) else 0.0])
+
+
+def _most_allowed(low: Floats, high: Floats) -> float:
+    """Return the middle of the range that lies within the most intervals."""
+    ends = np.concatenate([low, high])
+    order = np.argsort(ends, kind="stable")
+    within = np.cumsum(np.concatenate([np.ones(len(low)), -np.ones(len(high))])[order])
+    best = int(np.argmax(within))
+    return 0.5 * float(ends[order[best]] + ends[order[min(best + 1, len(order) - 1)]])
+
+
+def _seats(
+    requests: StreamedRequests, steps: EngineSteps, prefills: Prefills, frontend_s: float, budget: int
+) -> int | None:
+    """Return the number of sequences beside which others waited, though the budget had room."""
+    count = len(steps.end_s)
+    came = np.searchsorted(steps.end_s, requests.submit_s + frontend_s) + 1
+    waits = came + _WAITED < prefills.begin
+    change = np.zeros(count + 2)
+    np.add.at(change, came[waits], 1)
+    np.add.at(change, prefills.begin[waits], -1)
+    waiting = np.cumsum(change)[:count] > 0
+    sequences = steps.decodes + prefills.prompts
+    full = waiting & steps.is_whole & (steps.decodes + prefills.tokens < budget)
+    if full.sum() < _LEAST_WAITING:
+        return None
+    sizes = np.bincount(sequences[full])
+    usual = int(np.argmax(sizes))
+    return usual if sizes[usual] >= _SURE_SEATS * full.sum() else None

@@ -1,0 +1,88 @@
+"""The twin of a recorded run: its requests, its engine's fit and test, and its traffic."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sidelight.loadgen.plan.arrivals import Arrival
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import take
+from sidelight.rundir.stats import Missing
+from sidelight.twin.check import engine_of, misfit, refusal
+from sidelight.twin.engine.fit import LEAST_REQUESTS, fit
+from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
+from sidelight.twin.scenario import Twin
+
+#: Of the requests that were sent: others took steps that the fit cannot see.
+LEAST_WHOLE = 0.95
+_PROCESSES = ("poisson", "uniform", "gamma", "burst")
+
+
+def twin_of(run: Run, *, seats: int | None = None, budget: int | None = None, kv_blocks: int | None = None) -> Twin:
+    """Return the twin of a run; known limits of its engine are taken as they are.
+
+    Raises ConfigurationError, with the reason and what would help, where a prediction would be a guess.
+    """
+    requests = streamed_requests(run.requests)
+    if reason := _unfit(run, requests):
+        raise refused(run, reason)
+    fitted = fit(requests, budget=budget, seats=seats)
+    if isinstance(fitted, Missing):
+        raise refused(run, fitted.reason)
+    engine = engine_of(fitted, kv_blocks=kv_blocks)
+    missed = misfit(requests, fitted, engine)
+    if isinstance(missed, Missing) or (reason := refusal(requests, fitted, missed)):
+        raise refused(run, missed.reason if isinstance(missed, Missing) else reason)
+    config = run.manifest["config"]
+    measured = streamed_requests(take(run.requests, run.requests.phase == "measure"))
+    if len(measured) < LEAST_REQUESTS:
+        raise refused(run, f"{len(measured)} requests were measured, and a prediction needs {LEAST_REQUESTS}")
+    return Twin(
+        requests=measured,
+        fitted=fitted,
+        engine=engine,
+        missed=missed,
+        arrival=_arrival(config),
+        concurrency=config.get("concurrency") if config.get("rate") is None else None,
+        duration_s=float(measured.submit_s[-1]) * len(measured) / (len(measured) - 1),
+    )
+
+
+def refused(run: Run, reason: str) -> ConfigurationError:
+    """Return the error of a run that allows no prediction."""
+    return ConfigurationError(
+        "predict.refused",
+        f"{run.path}: no prediction: {reason}. What helps: a run of a minute or more at an open rate (run --rate 4 "
+        "--duration 60s) against one engine that does nothing else, on a machine of its own",
+    )
+
+
+def _unfit(run: Run, requests: StreamedRequests) -> str:
+    """Return the reason against a fit to a run's requests, or "" without one."""
+    log = run.requests
+    sent = int(np.sum(log.submit_ns >= 0))
+    if not sent:
+        return "nothing was sent in it"
+    if len(requests) < LEAST_WHOLE * sent:
+        return (
+            f"of {sent} requests {len(requests)} have a prompt, an output and token stamps that are known, and all "
+            "others took steps that are not seen"
+        )
+    if len({*log.endpoint_url.tolist()}) > 1:
+        return "it sent to several engines"
+    if (log.turn > 0).any():
+        return "its requests are turns of sessions, each of which waits for the reply before"
+    return ""
+
+
+def _arrival(config: dict[str, object]) -> Arrival | None:
+    kind = config.get("arrival")
+    if config.get("rate") is None or config.get("trace") is not None or kind not in _PROCESSES:
+        return None
+    burstiness = config.get("burstiness")
+    return Arrival(
+        kind=kind,  # type: ignore[arg-type]
+        rate_per_s=1.0,
+        burstiness=float(burstiness) if isinstance(burstiness, int | float) else 1.0,
+    )

@@ -1,0 +1,146 @@
+"""Report of predictions: tables of times and of load, and the fit that they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET
+
+from sidelight.exporter.document import BLANK, Block, Column, Line, Prose, numbers, table, words
+from sidelight.rundir.printable.numbers import brief_ms, duration, figure, percent, percent_of_all
+from sidelight.twin.result import HighestRate, Predicted, PredictedLoad, PredictedTime, TwinFit
+
+NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
+_TITLES = {name: f"{title}, ms (90 % interval)" for name, title in NAMES.items()}
+_LABEL = 14
+_MET = {True: "met", False: "missed", None: "open"}
+
+
+def report(predicted: Predicted) -> Iterator[Block]:
+    """Yield the blocks of a report."""
+    yield Line((("What if", "headline"),))
+    yield from answer_lines(predicted)
+    yield Prose(rests_on(predicted))
+    yield BLANK
+    yield from details(predicted)
+
+
+def answer_lines(predicted: Predicted) -> Iterator[Prose]:
+    """Yield the highest rate that meets the objectives in a sentence, if there are objectives."""
+    if predicted.highest_rate is not UNSET:
+        yield Prose(_highest(predicted.highest_rate, predicted), "strong")
+
+
+def details(predicted: Predicted) -> Iterator[Block]:
+    """Yield the tables, the notes, and the fit."""
+    for name, title in _TITLES.items():
+        rows = [_row(load, name) for load in predicted.loads if load.refused is UNSET]
+        yield table(title, [words("p50"), words("p90"), words("p99")], rows, label_width=_LABEL, kept_in="")
+        yield BLANK
+    yield table(
+        "Load",
+        [
+            *numbers("served/s", "tokens/s", show=_number),
+            words("busy"),
+            words("binds"),
+            *([words("SLO")] if predicted.slo else []),
+            *_price_columns(predicted),
+        ],
+        [_load_row(load) for load in predicted.loads if load.refused is UNSET],
+        label_width=_LABEL,
+        kept_in="",
+    )
+    yield BLANK
+    yield from _notes(predicted.loads)
+    yield Prose(engine_line(predicted.fit))
+    yield Prose(misfit_line(predicted.fit))
+
+
+def rests_on(predicted: Predicted) -> str:
+    """Return the run and the time that predictions rest on, in words."""
+    fit = predicted.fit
+    return (
+        f"By {fit.requests:,} requests and {fit.steps:,} steps of run {predicted.run_id}; each load lasts "
+        f"{duration(predicted.duration_s)}, as the run's did. An interval holds what nine of ten such runs would show."
+    )
+
+
+def _row(load: PredictedLoad, name: str) -> list[str]:
+    times: dict[str, PredictedTime] = getattr(load, name)
+    return [load.label, *(_time(times[each]) if each in times else "-" for each in ("p50", "p90", "p99"))]
+
+
+def _time(time: PredictedTime) -> str:
+    return f"{_short(time.estimate)} ({_short(time.low)}-{_short(time.high)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else figure(value)
+
+
+def _price_columns(predicted: Predicted) -> list[Column]:
+    has_price = any(load.price_per_h is not UNSET for load in predicted.loads)
+    return list(numbers("price/h", "M tokens", show=_number)) if has_price else []
+
+
+def _load_row(load: PredictedLoad) -> list[str | float | None]:
+    price = [] if load.price_per_h is UNSET else [load.price_per_h, load.million_output_tokens or None]
+    return [
+        load.label,
+        load.requests_per_s or 0.0,
+        load.output_tokens_per_s or 0.0,
+        percent_of_all(load.busy or 0.0),
+        load.binds or "",
+        *([] if load.met is UNSET else [_MET[load.met]]),
+        *price,
+    ]
+
+
+def _notes(loads: Sequence[PredictedLoad]) -> Iterator[Prose]:
+    for load in loads:
+        if load.refused is not UNSET:
+            yield Prose(f"! {load.label}: no prediction: {load.refused}", "warning")
+        for note in load.notes:
+            yield Prose(f"! {load.label}: {note}", "warning")
+
+
+def _highest(highest: HighestRate, predicted: Predicted) -> str:
+    if highest.estimate is None:
+        return f"No rate meets {predicted.slo}."
+    surely = "at no rate surely" if highest.low is None else f"surely up to {figure(highest.low)}"
+    perhaps = "" if highest.high is None else f", and surely not beyond {figure(highest.high)}"
+    line = f"Highest rate that meets {predicted.slo}: {figure(highest.estimate)} requests/s ({surely}{perhaps})."
+    if highest.replicas is UNSET:
+        return line
+    many = "1 replica surely meets" if highest.replicas == 1 else f"{highest.replicas} replicas surely meet"
+    return f"{line} {many} it at {predicted.loads[0].label}."
+
+
+def engine_line(fit: TwinFit) -> str:
+    """Return the engine's speed and limits in a sentence."""
+    seats = "did not show" if fit.max_num_seqs is None else str(fit.max_num_seqs)
+    return (
+        f"The engine: {fit.step_ms:.2f} ms a step, {fit.prefill_token_us:.1f} us a prompt token, "
+        f"{fit.sequence_us:.0f} us a sequence, {fit.kv_token_ns:.1f} ns a token held, ±{percent(fit.jitter)} from step "
+        f"to step; front end {brief_ms(fit.frontend_ms)}; most sequences at a time: {seats}; at most "
+        f"{fit.max_num_batched_tokens:,} tokens a step."
+    )
+
+
+def misfit_line(fit: TwinFit) -> str:
+    """Return the misfit of the fit in a sentence."""
+    shown = ", ".join(
+        f"{NAMES[name]} {_ratio(values[0])} and {_ratio(values[1])}" for name, values in fit.misfit.items()
+    )
+    return (
+        f"Fitted to the first 60 % of the run, it shows the rest with p50 and p90 of {shown} off. That is part of each "
+        "interval."
+    )
+
+
+def _ratio(value: float) -> str:
+    return f"{100 * (value - 1):+z.0f} %"

@@ -1,0 +1,163 @@
+"""Result of `sidelight predict` as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Struct, UnsetType
+
+from sidelight.rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
+from sidelight.rundir.stats import Missing
+from sidelight.twin.check import METRICS
+from sidelight.twin.scenario import Prediction, Scenario, Twin
+
+VERSION = "1.0"
+
+
+class PredictedTime(Struct, frozen=True, kw_only=True):
+    """A predicted percentile: the median of plays, and the ends of its 90 % interval."""
+
+    estimate: Annotated[Amount, doc("median of the plays", "ms")]
+    low: Annotated[Amount, doc("lower end of the 90 % interval", "ms")]
+    high: Annotated[Amount, doc("upper end of the 90 % interval", "ms")]
+
+
+class PredictedLoad(Struct, frozen=True, kw_only=True):
+    """A scenario and its prediction."""
+
+    label: Annotated[str, doc("the scenario in words")]
+    rate_per_s: Annotated[Amount | None, doc("requests sent, to all replicas; null of a closed loop", "requests/s")]
+    concurrency: Annotated[Count | None, doc("requests in flight of a closed loop, else null", "requests")]
+    replicas: Annotated[Count, doc("equal engines, to which requests go by turns", "engines")]
+    settings: Annotated[dict[str, int], doc("settings of the engine that differ from the run's")]
+    refused: Annotated[Reason | UnsetType, doc("why there is no prediction")] = UNSET
+    ttft_ms: Annotated[dict[str, PredictedTime] | UnsetType, doc("p50, p90 and p99")] = UNSET
+    tpot_ms: Annotated[dict[str, PredictedTime] | UnsetType, doc("p50, p90 and p99")] = UNSET
+    e2e_ms: Annotated[dict[str, PredictedTime] | UnsetType, doc("p50, p90 and p99")] = UNSET
+    requests_per_s: Annotated[Amount | UnsetType, doc("that end within the load", "requests/s")] = UNSET
+    output_tokens_per_s: Annotated[Amount | UnsetType, doc("of these", "tokens/s")] = UNSET
+    busy: Annotated[Ratio | UnsetType, doc("share of the load's time with work", "ratio")] = UNSET
+    binds: Annotated[str | UnsetType, doc("what requests waited for most, by the name of the option")] = UNSET
+    met: Annotated[
+        bool | UnsetType | None,
+        doc("whether `--slo` is met: null where the interval has both; absent without"),
+    ] = UNSET
+    price_per_h: Annotated[Amount | UnsetType, doc("of all replicas, by `--price`", "1/h")] = UNSET
+    million_output_tokens: Annotated[Amount | UnsetType, doc("cost of a million output tokens", NO_UNIT)] = UNSET
+    notes: Annotated[list[str], doc("what it rests on beyond what the run had shown")] = []
+
+
+class TwinFit(Struct, frozen=True, kw_only=True):
+    """The engine as the run shows it.
+
+    A step lasts step + prefill_token x prompt tokens computed + sequence x sequences + kv_token x tokens held.
+    """
+
+    step_ms: Annotated[Amount, doc("of a step without anything", "ms")]
+    prefill_token_us: Annotated[Amount, doc("of a prompt token computed", "us")]
+    sequence_us: Annotated[Amount, doc("of a sequence in the step", "us")]
+    kv_token_ns: Annotated[Amount, doc("of a token in the KV cache", "ns")]
+    jitter: Annotated[Amount, doc("spread of steps that are alike, of the logarithm", NO_UNIT)]
+    frontend_ms: Annotated[Amount, doc("what a first token takes beyond its steps, median", "ms")]
+    max_num_seqs: Annotated[Count | None, doc("most sequences at a time; null where it did not show", "sequences")]
+    max_num_batched_tokens: Annotated[Count, doc("budget of a step, or more than the run had in one", "tokens")]
+    requests: Annotated[Count, doc("requests that it rests on", "requests")]
+    steps: Annotated[Count, doc("steps of known duration", "steps")]
+    most_sequences: Annotated[Count, doc("most sequences in a step: more is extrapolated", "sequences")]
+    misfit: Annotated[
+        dict[str, list[float]], doc("played over observed p50, p90, p99 of the last 40 % of the time", "ratio")
+    ]
+
+
+class HighestRate(Struct, frozen=True, kw_only=True):
+    """The highest rate at which `--slo` is met, of one replica.
+
+    At `low` the whole interval of each percentile meets it, at `high` some of it does.
+    """
+
+    estimate: Annotated[Amount | None, doc("null where no rate meets it", "requests/s")]
+    low: Annotated[Amount | None, doc("surely met up to this rate; null where nowhere", "requests/s")]
+    high: Annotated[Amount | None, doc("surely missed beyond this rate", "requests/s")]
+    replicas: Annotated[Count | UnsetType, doc("fewest that surely meet it at the first predicted rate", "engines")] = (
+        UNSET
+    )
+
+
+class Predicted(Struct, frozen=True, kw_only=True):
+    """`sidelight predict --json`."""
+
+    schema_version: Annotated[str, doc("version of this format")] = VERSION
+    run_id: Annotated[str, doc("the run that it rests on")]
+    slo: Annotated[str | None, doc("the objectives, null without")]
+    duration_s: Annotated[Amount, doc("length of the load that is predicted, that of the run", "s")]
+    fit: TwinFit
+    loads: list[PredictedLoad]
+    highest_rate: Annotated[HighestRate | UnsetType, doc("by `--slo`; absent without")] = UNSET
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of `predict --json`."""
+    described: dict[str, Any] = msgspec.json.schema(Predicted)
+    return described
+
+
+def fit_of(twin: Twin) -> TwinFit:
+    """Return the description of a twin's engine."""
+    fitted, speed = twin.fitted, twin.fitted.speed
+    ratios = np.exp(np.nan_to_num(twin.missed.logs))
+    return TwinFit(
+        step_ms=1e3 * speed.step_s,
+        prefill_token_us=1e6 * speed.prefill_token_s,
+        sequence_us=1e6 * speed.sequence_s,
+        kv_token_ns=1e9 * speed.kv_token_s,
+        jitter=speed.jitter_ratio,
+        frontend_ms=1e3 * float(np.median(fitted.frontend_s)),
+        max_num_seqs=fitted.seats,
+        max_num_batched_tokens=fitted.budget,
+        requests=len(twin.requests),
+        steps=len(fitted.residuals),
+        most_sequences=fitted.seen.sequences,
+        misfit={name: ratios[at].tolist() for at, name in enumerate(METRICS)},
+    )
+
+
+def load_of(
+    scenario: Scenario, prediction: Prediction | Missing, *, met: bool | UnsetType | None, price: float | None
+) -> PredictedLoad:
+    """Return a scenario with its prediction, or with the reason why there is none."""
+    about: dict[str, Any] = {
+        "label": scenario.label,
+        "rate_per_s": scenario.rate_per_s,
+        "concurrency": scenario.concurrency,
+        "replicas": scenario.replicas,
+        "settings": dict(scenario.settings),
+    }
+    if isinstance(prediction, Missing):
+        return PredictedLoad(**about, refused=prediction.reason)
+    hourly = UNSET if price is None else price * scenario.replicas
+    tokens_per_h = 3600 * prediction.output_tokens_per_s
+    return PredictedLoad(
+        **about,
+        ttft_ms=_times(prediction, 0),
+        tpot_ms=_times(prediction, 1),
+        e2e_ms=_times(prediction, 2),
+        requests_per_s=prediction.requests_per_s,
+        output_tokens_per_s=prediction.output_tokens_per_s,
+        busy=prediction.busy,
+        binds=prediction.binds or UNSET,
+        met=met,
+        price_per_h=hourly,
+        million_output_tokens=1e6 * hourly / tokens_per_h
+        if not isinstance(hourly, UnsetType) and tokens_per_h
+        else UNSET,
+        notes=list(prediction.notes),
+    )
+
+
+def _times(prediction: Prediction, at: int) -> dict[str, PredictedTime]:
+    rows = zip(("p50", "p90", "p99"), prediction.median[at], prediction.low[at], prediction.high[at], strict=True)
+    return {
+        name: PredictedTime(estimate=float(a), low=float(b), high=float(c)) for name, a, b, c in rows if np.isfinite(a)
+    }

@@ -1,0 +1,256 @@
+"""Scenarios: the requests of a run at another rate, under other settings, on more replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.simulator.settings import EngineSettings
+from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
+from sidelight.twin.engine.fit import EngineFit
+from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
+from sidelight.twin.engine.steps import StreamedRequests
+
+SETTINGS = {
+    "max-num-seqs": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "kv-blocks": "kv_blocks",
+}
+LEVEL = 0.9
+_REQUESTS, _MOST_PLAYS, _LEAST_PLAYS = 60_000, 24, 8  # played for a scenario, in all
+_SHARE = 0.05  # of the time: a limit that binds for less does not bind
+_SAME = 0.2  # of the logarithm: predictions with few and with many seats that say the same
+_FEW = 200  # requests after the cut: fewer say little of p99, so that p90's misfit stands for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A load and settings to predict for; None: as in the run.
+
+    rate_per_s   of all replicas together; or `concurrency`, of a closed loop
+    replicas     equal engines, to which requests go by turns
+    settings     of the engine, by vLLM's names (SETTINGS)
+    """
+
+    label: str
+    rate_per_s: float | None = None
+    concurrency: int | None = None
+    replicas: int = 1
+    settings: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A fitted engine and the traffic of its run, without the warm-up.
+
+    `arrival` is the run's process, None where its gaps are drawn from those that were; `concurrency` that of a closed
+    loop, else None. `duration_s` is for how long requests were sent.
+    """
+
+    requests: StreamedRequests
+    fitted: EngineFit
+    engine: EngineSettings
+    missed: Misfit
+    arrival: Arrival | None
+    concurrency: int | None
+    duration_s: float
+
+    @property
+    def rate_per_s(self) -> float:
+        return len(self.requests) / self.duration_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Prediction of a scenario: medians of plays by METRICS and QUANTILES [3, 3] with 90 % intervals, ms.
+
+    The interval is that of a run as long as the fitted one: other arrivals, other requests of the same kind, the fit's
+    error and its misfit. `binds` is the limit that requests waited for most, "" where for none. `notes` say what the
+    prediction rests on beyond what the run had shown.
+    """
+
+    scenario: Scenario
+    median: Floats
+    low: Floats
+    high: Floats
+    requests_per_s: float
+    output_tokens_per_s: float
+    busy: float
+    binds: str
+    most_running: int
+    notes: tuple[str, ...] = ()
+
+
+def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Prediction | Missing:
+    """Return the prediction of a scenario, or why there is none.
+
+    Each play draws the fit's parameters, the population of requests, those that are sent, and their arrivals. Where the
+    engine's seats did not show, it is played with as many as the run had filled and with more than can be filled: what
+    both say is predicted, and what they differ in is refused.
+    """
+    engine = _engine(twin.engine, scenario)
+    if twin.fitted.seats is not None or "max-num-seqs" in scenario.settings:
+        return _predict(twin, scenario, engine, plays)
+    fewest = twin.fitted.seen.sequences
+    many = _predict(twin, scenario, engine, plays)
+    few = _predict(twin, scenario, replace(engine, max_num_seqs=fewest), plays)
+    if isinstance(many, Missing) or isinstance(few, Missing):
+        return many
+    apart = np.abs(np.log(few.median / many.median))
+    if np.nanmax(apart) > _SAME:
+        return Missing(
+            f"up to {many.most_running} sequences would run at a time, the run had at most {fewest}, and where the "
+            "engine's limit lies did not show; state it, as in --known max-num-seqs=64"
+        )
+    return replace(
+        many,
+        median=np.sqrt(few.median * many.median),
+        low=np.minimum(few.low, many.low),
+        high=np.maximum(few.high, many.high),
+    )
+
+
+def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int | None) -> Prediction | Missing:
+    rate = scenario.rate_per_s or twin.rate_per_s
+    about = len(twin.requests) if _is_closed(twin, scenario) else round(rate * twin.duration_s)
+    if about < scenario.replicas:
+        return Missing(f"at {rate:g} requests/s {about} are sent in {twin.duration_s:.0f} s")
+    plays = plays or int(np.clip(_REQUESTS // about, _LEAST_PLAYS, _MOST_PLAYS))
+    played = [_played(twin, scenario, engine, seed) for seed in range(plays)]
+    logs = np.log(np.array([each.quantiles for each in played]))
+    spread = np.hypot(logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / plays), _misfit(twin.missed))
+    wide = student.ppf((1 + LEVEL) / 2, plays - 1) * spread
+    middle = np.median(logs, axis=0)
+    shares = {name: float(np.mean([each.shares[name] for each in played])) for name in played[0].shares}
+    binding = max(shares, key=lambda name: shares[name])
+    most = max(each.most_running for each in played)
+    return Prediction(
+        scenario=scenario,
+        median=np.exp(middle),
+        low=np.exp(middle - wide),
+        high=np.exp(middle + wide),
+        requests_per_s=float(np.median([each.requests_per_s for each in played])),
+        output_tokens_per_s=float(np.median([each.output_tokens_per_s for each in played])),
+        busy=float(np.mean([each.busy for each in played])),
+        binds=binding if shares[binding] > _SHARE else "",
+        most_running=most,
+        notes=tuple(_notes(twin, scenario, most)),
+    )
+
+
+def _is_closed(twin: Twin, scenario: Scenario) -> bool:
+    return scenario.concurrency is not None or (twin.concurrency is not None and scenario.rate_per_s is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Play:
+    quantiles: Floats
+    requests_per_s: float
+    output_tokens_per_s: float
+    busy: float
+    shares: dict[str, float]
+    most_running: int
+
+
+def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -> _Play:
+    random = np.random.default_rng([seed, len(twin.requests)])
+    population = random.integers(0, len(twin.requests), len(twin.requests))
+    speed = twin.fitted.draws[seed % len(twin.fitted.draws)]
+    engine = replace(engine, speed=speed)
+    arrival_s = _arrivals(twin, scenario, seed, random)
+    count = len(twin.requests) if arrival_s is None else len(arrival_s)
+    drawn = population[random.integers(0, len(population), count)]
+    frontend_s = random.choice(twin.fitted.frontend_s, count)
+    latencies, times, loads = [], [], []
+    for replica in range(scenario.replicas):
+        turns = slice(replica, None, scenario.replicas)
+        load = EngineLoad(
+            prompt_tokens=twin.requests.prompt_tokens[drawn[turns]],
+            cached_tokens=twin.requests.cached_tokens[drawn[turns]],
+            output_tokens=twin.requests.output_tokens[drawn[turns]],
+            arrival_s=None if arrival_s is None else (arrival_s + frontend_s)[turns],
+            concurrency=max(1, (scenario.concurrency or twin.concurrency or 1) // scenario.replicas),
+            think_s=float(np.median(frontend_s)),
+        )
+        if not len(load.prompt_tokens):
+            continue
+        factors = np.exp(twin.fitted.residuals)
+        times.append(play(load, engine, seed=int(random.integers(1 << 31)), factors=factors))
+        loads.append(load)
+        latencies.append(latencies_ms(load, times[-1], frontend_s[turns]))
+    return _play_of(np.concatenate(latencies, axis=1), times, loads, twin.duration_s if arrival_s is not None else None)
+
+
+def _play_of(
+    latencies: Floats, times: Sequence[EngineTimes], loads: Sequence[EngineLoad], duration_s: float | None
+) -> _Play:
+    """Return the results of a play; rates are of what ended by `duration_s`, or of all."""
+    last_s = np.concatenate([each.last_s for each in times])
+    tokens = np.concatenate([each.output_tokens for each in loads])
+    end_s = duration_s or float(last_s.max())
+    ended = last_s <= end_s
+    busy_s = max(1e-9, sum(each.busy_s for each in times))
+    return _Play(
+        quantiles=np.maximum(quantiles_of(latencies), 1e-6),
+        requests_per_s=float(ended.sum()) / end_s,
+        output_tokens_per_s=float(tokens[ended].sum()) / end_s,
+        busy=min(1.0, busy_s / (len(times) * max(end_s, 1e-9))),
+        shares={
+            "max-num-seqs": sum(each.seats_s for each in times) / busy_s,
+            "max-num-batched-tokens": sum(each.budget_s for each in times) / busy_s,
+            "kv-blocks": sum(each.blocks_s for each in times) / busy_s,
+        },
+        most_running=max(each.most_running for each in times),
+    )
+
+
+def _engine(engine: EngineSettings, scenario: Scenario) -> EngineSettings:
+    changes: dict[str, Any] = {SETTINGS[name]: value for name, value in scenario.settings.items()}
+    return replace(engine, **changes)
+
+
+def _arrivals(twin: Twin, scenario: Scenario, seed: int, random: np.random.Generator) -> Floats | None:
+    """Return the seconds of arrivals, None of a closed loop."""
+    if _is_closed(twin, scenario):
+        return None
+    rate = scenario.rate_per_s or twin.rate_per_s
+    if twin.arrival is not None:
+        process = replace(twin.arrival, rate_per_s=rate)
+        return schedule(process, seed=1 + seed, duration_s=twin.duration_s) / 1e9
+    gaps_s = np.diff(twin.requests.submit_s) * twin.rate_per_s / rate
+    count = round(rate * twin.duration_s * 1.5) + 10
+    at_s: Floats = np.cumsum(gaps_s[_stretches(random, len(gaps_s), count)])
+    return at_s[at_s < twin.duration_s]
+
+
+def _stretches(random: np.random.Generator, size: int, count: int) -> Ints:
+    """Return positions in stretches of some that stand together, so that bursts stay bursts."""
+    length = max(1, round(size ** (1 / 3)))
+    starts = random.integers(0, size, -(-count // length))
+    drawn: Ints = ((starts[:, None] + np.arange(length)).ravel() % size)[:count]
+    return drawn
+
+
+def _misfit(missed: Misfit) -> Floats:
+    logs = np.abs(np.nan_to_num(missed.logs))
+    if missed.requests < _FEW:
+        logs[:, -1] = logs[:, -2]
+    return logs
+
+
+def _notes(twin: Twin, scenario: Scenario, most: int) -> Sequence[str]:
+    notes = []
+    if most > 1.2 * twin.fitted.seen.sequences:
+        notes.append(
+            f"extrapolated: the run had at most {twin.fitted.seen.sequences} sequences in a step, this has {most}"
+        )
+    if "kv-blocks" in scenario.settings and twin.requests.cached_tokens.any():
+        notes.append("prefixes are assumed to stay cached as in the run")
+    return notes
