@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.recorded.client_spans import CLOCKS_NS, ClientSpan, chain, client_span, encloses
-from sidelight.scraper.spans.received import ReceivedSpan, sends_body
+from sidelight.scraper.gateways.catalogue import choice_rules
+from sidelight.scraper.spans.received import ReceivedSpan, attributes_of, sends_body, text_of
 
 MOST_SPANS = 5000  # of a trace in which to look for gateways beside the engine: each request would look at all of them
 
@@ -47,6 +50,35 @@ class GatewaySpan:
     first_by: FirstBy
     is_beside: bool = False
     name: str = ""
+
+
+class RouterChoice(NamedTuple):
+    """A router's choice by its spans: the endpoint, and the part of the prompt that it expects in a cache there."""
+
+    endpoint: str = ""
+    expected_ratio: float = math.nan
+    chosen_ns: int = 2**63 - 1  # when the span of the endpoint began
+
+
+NO_CHOICE = RouterChoice()
+
+
+def note_choice(choice: RouterChoice, span: Span) -> RouterChoice:
+    """Return a choice with the statements of one more span.
+
+    Of several endpoints the first counts, as of a prefill.
+    """
+    rules = choice_rules().get(span.name)
+    if rules is None:
+        return choice
+    stated = attributes_of(span, {rules.endpoint, rules.matched, rules.whole})
+    endpoint, begun_ns = text_of(stated.get(rules.endpoint, "")), span.start_time_unix_nano
+    if endpoint and begun_ns < choice.chosen_ns:
+        choice = choice._replace(endpoint=endpoint, chosen_ns=begun_ns)
+    matched, whole = stated.get(rules.matched), stated.get(rules.whole)
+    if isinstance(matched, float) and isinstance(whole, float) and 0 <= matched <= whole > 0:
+        choice = choice._replace(expected_ratio=matched / whole)
+    return choice
 
 
 def nested(*traces: Sequence[GatewaySpan]) -> tuple[GatewaySpan, ...]:
@@ -239,6 +271,7 @@ class _Trace:
     spans: dict[bytes, ClientSpan] = field(default_factory=dict)
     bodies: dict[bytes, int] = field(default_factory=dict)
     engine: set[bytes] = field(default_factory=set)
+    choice: RouterChoice = NO_CHOICE
 
 
 class GatewaySpans:
@@ -258,6 +291,14 @@ class GatewaySpans:
         trace.spans.setdefault(span.span_id, span)
         if received.kind.role == "request":
             trace.engine.add(span.span_id)
+        else:
+            trace.choice = note_choice(trace.choice, received.span)
+
+    @property
+    def choices(self) -> Mapping[str, RouterChoice]:
+        """Return the routers' choices that spans state, by hex trace id."""
+        chosen = ((trace_id.hex(), trace.choice) for trace_id, trace in self._traces.items())
+        return {trace_id: choice for trace_id, choice in chosen if choice != NO_CHOICE}
 
     def by_trace(self) -> dict[str, tuple[GatewaySpan, ...]]:
         """Return the gateways of each trace that has any, outermost first, by hex trace id."""

@@ -293,6 +293,7 @@ class _SpanTables:
         return {
             "spans": self._requests.table(),
             "gateways": self._gateways.by_trace(),
+            "choices": self._gateways.choices,
             "span_counts": counts,
             "receiver_deaths": deaths,
         }

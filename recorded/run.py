@@ -18,7 +18,7 @@ from sidelight.scraper.hardware import records as readings
 from sidelight.scraper.series import table as series
 
 if TYPE_CHECKING:
-    from sidelight.recorded.gateway_spans import GatewaySpan
+    from sidelight.recorded.gateway_spans import GatewaySpan, RouterChoice
     from sidelight.scraper.spans.log import ReceiverCounts
     from sidelight.scraper.spans.requests import EngineSpans
 
@@ -37,11 +37,11 @@ class Run:
     """The logs of a run directory as columnar tables.
 
     `timings` are the times of requests that `/perf_metrics` of TensorRT-LLM states. `gateways` are those that
-    requests passed, outermost first, by trace id in hex. `span_counts` is what the receivers of spans
-    have counted, all together, None where none was; `receiver_deaths` are those that ended without a record, and
-    their counts since they started are lost, but for the spans in the log. `offsets_ns` are when requests were to be
-    sent, from the start of their phase, of phases with a schedule. `nodes` are the clocks of the nodes whose load
-    workers sent requests, empty where the conductor's machine has sent all.
+    requests passed, outermost first, and `choices` those of routers, by trace id in hex. `span_counts` is what the
+    receivers of spans have counted, all together, None where none was; `receiver_deaths` are those that ended without
+    a record, and their counts since they started are lost, but for the spans in the log. `offsets_ns` are when requests
+    were to be sent, from the start of their phase, of phases with a schedule. `nodes` are the clocks of the nodes whose
+    load workers sent requests, empty where the conductor's machine has sent all.
 
     Of a watch, `requests` are by the clients' spans, and `spans` is empty. Where the wall clock was set meanwhile, all
     stamps are by the last time.
@@ -54,6 +54,7 @@ class Run:
     endpoints: tuple[series.EndpointSeries, ...]
     spans: EngineSpans
     gateways: Mapping[str, tuple[GatewaySpan, ...]] = field(default_factory=dict)
+    choices: Mapping[str, RouterChoice] = field(default_factory=dict)
     timings: perf_metrics.Timings = field(default_factory=perf_metrics.none)
     hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]

@@ -40,14 +40,24 @@ class EndpointReuse(Struct, frozen=True, kw_only=True):
     evicted_tokens: Annotated[Count, doc("Computed before by this endpoint, and not found any more.", "tokens")] = 0
 
 
+class ExpectedReuse(Struct, frozen=True, kw_only=True):
+    """The cached tokens that a router expected at its best candidate."""
+
+    requests: Annotated[Count, doc("Requests of which its spans state it.", "requests")]
+    expected_tokens: Annotated[Count, doc("Tokens of their prompts that it expected in a cache.", "tokens")]
+    cached_tokens: Annotated[Count, doc("Tokens that were there, by the replies.", "tokens")]
+
+
 class PrefixReuse(Struct, frozen=True, kw_only=True):
     """The reuse of prompts' beginnings, by bytes of the texts that were sent; the last four add up to the prompts."""
 
     missing: fields.Missing = UNSET
     total: Annotated[EndpointReuse | UnsetType, doc("Of all endpoints.")] = UNSET
     endpoints: Annotated[
-        dict[str, EndpointReuse], doc("By endpoint: the engine's process by its spans, else the URL that was asked.")
+        dict[str, EndpointReuse],
+        doc("By endpoint: the URL that was asked; of one URL the engine by its spans, else by the router's choice."),
     ] = {}
+    expected: Annotated[ExpectedReuse | UnsetType, doc("By routers' spans; absent where none says it.")] = UNSET
 
 
 class Pieces(NamedTuple):
@@ -126,14 +136,27 @@ def _shared(pieces: Pieces, computed: Mapping[int, int], endpoints: int) -> floa
     return float(pieces.tokens[shared - 1]) if shared else 0.0
 
 
-def prefix_reuse(requests: RequestLog, plans: Iterable[PlannedRequest], endpoints: Texts) -> PrefixReuse:
-    """Return the reuse of the measured prompts; `endpoints` [n] served the requests."""
+def prefix_reuse(
+    requests: RequestLog, plans: Iterable[PlannedRequest], endpoints: Texts, expected: Floats
+) -> PrefixReuse:
+    """Return the reuse of the measured prompts; `endpoints` [n] served the requests.
+
+    `expected` [n] are the parts of them that a router expected in a cache, NaN where it does not say.
+    """
     columns = reuse_by_request(requests, plans, endpoints)
     if isinstance(columns, Missing):
         return PrefixReuse(missing=columns.reason)
     counted = np.isfinite(columns["new_tokens"]) & (requests.phase == "measure")
     served = {name: counted & (endpoints == name) for name in sorted(set(endpoints.tolist()))}
+    stated = counted & np.isfinite(expected)
     return PrefixReuse(
+        expected=ExpectedReuse(
+            requests=int(stated.sum()),
+            expected_tokens=round(float((expected * columns["prompt_tokens"])[stated].sum())),
+            cached_tokens=round(float(columns["cached_tokens"][stated].sum())),
+        )
+        if stated.any()
+        else UNSET,
         total=_summed(columns, counted),
         endpoints={name: _summed(columns, rows) for name, rows in served.items() if rows.any()},
     )

@@ -95,8 +95,11 @@ def _reuse(run: Run, times: Correlated) -> PrefixReuse:
     if times.joined is None:
         return PrefixReuse(missing="a watch sees no prompts")
     urls, clocks = run.requests.endpoint_url, np.append(run.spans.clock, "")[times.joined.place]
-    served_by = urls if len(set(urls.tolist())) > 1 else np.where(clocks == "", urls, clocks)
-    return prefix_reuse(run.requests, run.plans(), served_by)
+    choices = [run.choices.get(trace) for trace in run.requests.trace_id.tolist()]
+    chosen = np.array([choice.endpoint if choice else "" for choice in choices], dtype=np.object_)
+    behind = np.where(clocks != "", clocks, np.where(chosen != "", chosen, urls))
+    expected = np.array([choice.expected_ratio if choice else np.nan for choice in choices], dtype=np.float64)
+    return prefix_reuse(run.requests, run.plans(), urls if len(set(urls.tolist())) > 1 else behind, expected)
 
 
 def _percentiles(

@@ -74,6 +74,18 @@ class GatewaySpanRules(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
 
 
+class ChoiceRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes of a router's span with its choice, and with the cached part it expects.
+
+    `endpoint` is the chosen one; the first span of a request counts. `matched` of `whole` is what a cache holds.
+    """
+
+    span: str
+    endpoint: str = ""
+    matched: str = ""
+    whole: str = ""
+
+
 class NotTtft(msgspec.Struct, frozen=True, kw_only=True):
     """A time that looks like one to the first token, and is another: a metric, or an attribute of a span."""
 
@@ -169,6 +181,7 @@ class GatewayEntry(Names, frozen=True, kw_only=True):
     absent: str = "its page does not tell"
     spans: GatewaySpanRules | None = None
     spans_note: str = ""
+    choices: tuple[ChoiceRules, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +202,12 @@ def gateway_names() -> tuple[str, ...]:
 def gateway(name: str) -> GatewayEntry:
     """Return the catalogue entry of a gateway, from its YAML."""
     return read_yaml("sidelight.scraper.gateways", name, GatewayEntry, QUANTITIES)
+
+
+@cache
+def choice_rules() -> Mapping[str, ChoiceRules]:
+    """Return the attributes of routers' choices, by the names of spans."""
+    return {rules.span: rules for name in gateway_names() for rules in gateway(name).choices}
 
 
 def can_state_more(name: str | None) -> bool:

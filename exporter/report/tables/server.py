@@ -12,7 +12,7 @@ from sidelight.correlator.statistics.association import Association
 from sidelight.exporter.document import BLANK, Block, Cell, Prose, numbers, table
 from sidelight.exporter.summary.correlation import TimePercentiles
 from sidelight.exporter.summary.result import Summary
-from sidelight.rundir.printable.numbers import cell, ms, percent
+from sidelight.rundir.printable.numbers import cell, count_of, ms, percent
 from sidelight.scraper.engines.catalogue import FEATURES
 from sidelight.scraper.gateways.catalogue import UNITS_S
 from sidelight.scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
@@ -64,6 +64,10 @@ def reuse_lines(reuse: PrefixReuse | UnsetType) -> Iterator[str]:
     causes = (f"{percent(tokens / total.prompt_tokens)} {what}" for what, tokens in sizes.items() if tokens)
     hits = f"{percent(total.cached_tokens / total.prompt_tokens)} of the prompts' tokens were found in prefix caches"
     yield f"{'; '.join((hits, *causes))}."
+    if reuse.expected:
+        expected, asked = reuse.expected, count_of(reuse.expected.requests, "request")
+        tokens = f"{expected.expected_tokens:,} tokens in a cache ({asked}), and {expected.cached_tokens:,} were there"
+        yield f"The router expected {tokens}."
     if len(reuse.endpoints) > 1 and total.elsewhere_tokens >= LEAST_ELSEWHERE * total.prompt_tokens:
         yield "Routing by prefix would find those of other endpoints, at the price of less even load."
 

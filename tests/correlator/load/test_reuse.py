@@ -112,8 +112,10 @@ def test_each_miss_has_the_cause_of_the_engines_tokens(seed: int, kv_blocks: int
         assert np.abs(columns[cause] - true).max() <= 48
     assert any(each["elsewhere_tokens"] for each in expected)
     assert (kv_blocks == 40) == any(each["evicted_tokens"] for each in expected)
-    summed = prefix_reuse(log, plans(prompts), log.endpoint_url)
+    summed = prefix_reuse(log, plans(prompts), log.endpoint_url, np.linspace(0.0, 1.0, len(log)))
     assert summed.total
+    assert summed.expected
+    assert (60, 60 * 240 // 2) == (summed.expected.requests, summed.expected.expected_tokens)
     assert {"http://engine-0", "http://engine-1"} == set(summed.endpoints)
     parts = (summed.total.cached_tokens, summed.total.new_tokens)
     assert summed.total.prompt_tokens == sum(parts) + summed.total.elsewhere_tokens + summed.total.evicted_tokens
@@ -140,4 +142,4 @@ def test_without_counts_or_texts_nothing_is_known(missing: str):
     planned = PlannedRequest(index=0, body=json.dumps({"prompt": "a" * 1600}).encode())
     plan = [hidden_request(planned) if missing == "text" else planned]
     assert isinstance(reuse_by_request(log, plan, log.endpoint_url), Missing)
-    assert UNSET is prefix_reuse(log, plan, log.endpoint_url).total
+    assert UNSET is prefix_reuse(log, plan, log.endpoint_url, np.array([np.nan])).total
