@@ -260,7 +260,8 @@ class Fitter:
                 context_tokens = turn_prompt.tokens + turn.max_tokens
             else:
                 turn_prompt = await self._fitted(turn.text or "", turn.token_ids, turn.input_tokens)
-                context_tokens += TEMPLATE_TOKENS + turn_prompt.tokens + turn.max_tokens
+                before = 0 if turn.whole else context_tokens
+                context_tokens = before + TEMPLATE_TOKENS + turn_prompt.tokens + turn.max_tokens
             if self._order.max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._order.max_model_len:
                 break
             prompt = Prompt(text=turn_prompt.text, messages=turn.messages)
@@ -268,7 +269,10 @@ class Fitter:
             encoded = self._encoded(of_turn, prompt, turn_prompt.tokens, turn.max_tokens)
             later_turns.append(
                 msgspec.structs.replace(
-                    encoded, think_ns=round(turn.think_s * 1e9), headers=turn.headers, whole=bool(turn.messages)
+                    encoded,
+                    think_ns=round(turn.think_s * 1e9),
+                    headers=turn.headers,
+                    whole=turn.whole or bool(turn.messages),
                 )
             )
         return tuple(later_turns)

@@ -5,6 +5,7 @@ The formats are recognised by their fields, in CSV (its first line) or JSON line
 azure     TIMESTAMP (date and time), ContextTokens, GeneratedTokens: Azure's LLM inference traces of 2023, 2024, 2025
 burstgpt  Timestamp (seconds), Request tokens, Response tokens: BurstGPT
 mooncake  timestamp (milliseconds), input_length, output_length, hash_ids: Mooncake, and what AIPerf reads
+weka      requests, block_size: a session of a coding agent a line, as WEKA's kv-cache-tester and AIPerf have it
 
 Other columns are passed over. Nothing here is text: a workload makes prompts of these lengths.
 """
@@ -17,12 +18,13 @@ import io
 import re
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -33,6 +35,7 @@ from sidelight.rundir.printable.errors import CodedError
 from sidelight.rundir.printable.numbers import agree, count_of
 
 MOONCAKE_BLOCK_TOKENS = 512
+LONGEST_THINK_S = 60.0  # of an agent's session: longer pauses of its user are cut, as kv-cache-tester does
 _GZIP_MAGIC = b"\x1f\x8b"
 _FRACTION = re.compile(r":\d\d[.,](\d+)")
 _HASH_IDS = "hash_ids"  # of CSV the only list, which stands there as JSON
@@ -49,16 +52,27 @@ class TraceError(CodedError, ValueError):
     """A file is not a trace; the message names the file and, where there is one, the line, the field and the value."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterRequest:
+    """A later request of a session, `think_s` after the reply before; its prompt is whole."""
+
+    input_tokens: int
+    output_tokens: int
+    hash_ids: Sequence[int]
+    think_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrivalTrace:
     """A trace in the order of its time stamps, the first request at 0.
 
-    name           azure, burstgpt or mooncake
+    name           azure, burstgpt, mooncake or weka
     offsets_ns     int64[n], ascending
     input_tokens   int64[n], at least 1
     output_tokens  int64[n], at least 1
     hash_ids       n tuples: the prompt's blocks from its beginning, equal numbers for equal prefixes; None: not known
     block_tokens   how many tokens a block has; 0 without hash_ids
+    later          n tuples: what follows each request in its session; None: each stands alone
     notes          what reading changed: requests left out, or put into order
     """
 
@@ -68,6 +82,7 @@ class ArrivalTrace:
     output_tokens: npt.NDArray[np.int64]
     hash_ids: tuple[tuple[int, ...], ...] | None = None
     block_tokens: int = 0
+    later: tuple[tuple[LaterRequest, ...], ...] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -109,8 +124,59 @@ class _Mooncake(msgspec.Struct, gc=False):
         return round(self.at * 1e6)
 
 
-_Line = _Azure | _BurstGpt | _Mooncake
-_FORMATS: dict[str, type[_Line]] = {"azure": _Azure, "burstgpt": _BurstGpt, "mooncake": _Mooncake}
+class _WekaRequest(msgspec.Struct, gc=False):
+    """A request of an agent, or a subagent with its own."""
+
+    at: _Seconds = field(name="t", default=0.0)
+    input_tokens: _Tokens = field(name="in", default=0)
+    output_tokens: _Tokens = field(name="out", default=0)
+    hash_ids: tuple[Annotated[int, Meta(ge=0, lt=2**32)], ...] = ()
+    api_time: _Seconds = 0.0
+    think_time: _Seconds | None = None
+    requests: tuple[_WekaRequest, ...] = ()
+
+
+class _Weka(msgspec.Struct, gc=False):
+    requests: tuple[_WekaRequest, ...]
+    block_size: Annotated[int, Meta(ge=1, le=2**20)]
+    hash_id_scope: Literal["local", "global"] = "local"
+
+    def first(self, session: int) -> _Mooncake:
+        """Return the first request as a line of its own; without tokens where there is none."""
+        sent = self._sent[0] if self._sent else _WekaRequest()
+        return _Mooncake(
+            at=0.0,  # each session has a clock of its own
+            inputs=sent.input_tokens,
+            outputs=sent.output_tokens,
+            hash_ids=self._blocks(sent, session),
+        )
+
+    @property
+    def _sent(self) -> list[_WekaRequest]:
+        """Return the requests in order, those of a subagent in its place: what called it waits for it."""
+        every = [each for request in self.requests for each in (request, *request.requests)]
+        return [request for request in every if request.input_tokens and request.output_tokens]
+
+    def _blocks(self, request: _WekaRequest, session: int) -> tuple[int, ...]:
+        """Return the blocks of a request; local numbers become those of the session alone."""
+        scope = session << 32 if self.hash_id_scope == "local" else 0
+        return tuple(scope + number for number in request.hash_ids)
+
+    def later(self, session: int) -> Iterator[LaterRequest]:
+        """Yield the requests behind the first; an unstated pause is what the moments leave of it."""
+        for before, request in pairwise(self._sent):
+            between_s = max(0.0, request.at - before.at - before.api_time)
+            think_s = request.think_time if request.think_time is not None else between_s
+            yield LaterRequest(
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+                hash_ids=array("q", self._blocks(request, session)),  # thousands of numbers a request
+                think_s=min(think_s, LONGEST_THINK_S),
+            )
+
+
+_Line = _Azure | _BurstGpt | _Mooncake | _Weka
+_FORMATS: dict[str, type[_Line]] = {"azure": _Azure, "burstgpt": _BurstGpt, "mooncake": _Mooncake, "weka": _Weka}
 
 
 def read_trace(path: str | Path) -> ArrivalTrace:
@@ -128,12 +194,18 @@ def read_trace(path: str | Path) -> ArrivalTrace:
     name = ""
     at, inputs, outputs = array("q"), array("q"), array("q")
     hashes: list[tuple[int, ...] | None] = []
+    later: list[tuple[LaterRequest, ...]] = []
+    block_sizes: set[int] = set()
     try:
         with _opened(path) as text:
             for number, fields in _lines(path, text):
                 name = name or _recognised(path, fields)
                 try:
                     line = msgspec.convert(fields, _FORMATS[name], strict=False)
+                    if isinstance(line, _Weka):
+                        block_sizes.add(line.block_size)
+                        later.append(tuple(line.later(len(at))))
+                        line = line.first(len(at))
                     at.append(line.at_ns)
                     hashes.append(line.hash_ids if isinstance(line, _Mooncake) else None)
                 except OverflowError as error:
@@ -144,6 +216,8 @@ def read_trace(path: str | Path) -> ArrivalTrace:
                 outputs.append(line.outputs)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError("trace.unreadable", f"{path}: cannot be read as text: {error}") from error
+    if len(block_sizes) > 1:
+        raise TraceError("trace.line", f"{path}: block_size: {_shown(str(block_sizes))}; give sessions of one size")
     at_ns, input_tokens, output_tokens = (np.array(column, np.int64) for column in (at, inputs, outputs))
     sendable = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
     if not len(sendable):
@@ -156,7 +230,8 @@ def read_trace(path: str | Path) -> ArrivalTrace:
         input_tokens=input_tokens[order],
         output_tokens=output_tokens[order],
         hash_ids=tuple(hashes[place] or () for place in order.tolist()) if hashed else None,
-        block_tokens=MOONCAKE_BLOCK_TOKENS if hashed else 0,
+        block_tokens=next(iter(block_sizes), MOONCAKE_BLOCK_TOKENS) if hashed else 0,
+        later=tuple(later[place] for place in order.tolist()) if later else None,
         notes=_notes(len(at), at_ns[sendable]),
     )
 

@@ -286,7 +286,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     ] = 1.0
     trace: Annotated[
         Path | None,
-        option(ARRIVALS, "Trace whose arrival times are replayed: Azure, BurstGPT or Mooncake; CSV or JSON lines."),
+        option(ARRIVALS, "Trace whose arrivals are replayed: Azure, BurstGPT, Mooncake or WEKA; CSV or JSON lines."),
     ] = None
     workload: Annotated[
         str,

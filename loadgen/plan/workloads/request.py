@@ -28,7 +28,8 @@ class Shared:
 class Turn:
     """A later turn of a session: what the user adds, and how long after the previous reply's end.
 
-    With `messages` it adds nothing: they are the whole conversation, which is sent as it is. `body` goes before the
+    With `messages` it adds nothing: they are the whole conversation, which is sent as it is; so is its text where it is
+    `whole`. `body` goes before the
     request's own further fields.
     """
 
@@ -40,6 +41,7 @@ class Turn:
     messages: Messages = ()
     headers: int = -1
     body: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

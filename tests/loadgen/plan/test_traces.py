@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidelight.loadgen.plan.arrivals import Arrival, schedule
-from sidelight.loadgen.plan.traces import TraceError, read_trace
+from sidelight.loadgen.plan.fitting import PlanOrder, plan
+from sidelight.loadgen.plan.tokenizers import ReferenceTokenizer
+from sidelight.loadgen.plan.traces import ArrivalTrace, TraceError, read_trace
+from sidelight.loadgen.plan.workloads import replayed
+from sidelight.loadgen.protocols.request import RequestTarget
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
@@ -196,3 +200,66 @@ def test_a_trace_is_replayed_at_another_mean_rate(azure: Path):
     offsets_s = schedule(Arrival(kind="replay", trace_ns=trace.offsets_ns, rate_per_s=50), seed=1) / 1e9
     assert offsets_s[-1] == pytest.approx((len(offsets_s) - 1) / 50)
     assert np.diff(offsets_s) == pytest.approx(np.diff(trace.offsets_ns / 1e9) * offsets_s[-1] / 3501.721937, abs=1e-8)
+
+
+def _agent(**more: object) -> dict[str, object]:
+    """A session of WEKA's kv-cache-tester, as AIPerf's model of the format has it; a subagent forks after 2 blocks."""
+    inner = {"t": 2.6, "type": "n", "model": "m", "in": 150, "out": 9, "hash_ids": [1, 2, 20], "think_time": 0.0}
+    subagent = {
+        "t": 2.5, "type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore", "duration_ms": 900,
+        "status": "completed", "models": ["m"], "requests": [inner],
+    }  # fmt: skip
+    requests = [
+        {"t": 0.0, "type": "s", "model": "m", "in": 200, "out": 12, "hash_ids": [1, 2, 3], "api_time": 1.0},
+        {"t": 1.5, "type": "s", "model": "m", "in": 260, "out": 10, "hash_ids": [1, 2, 3, 4], "stop": "tool_use"},
+        subagent,
+        {"t": 900.0, "type": "s", "model": "m", "in": 300, "out": 8, "hash_ids": [1, 2, 3, 4], "think_time": 800.0},
+    ]
+    return {"id": "a", "models": ["m"], "block_size": 64, "hash_id_scope": "local", "requests": requests} | more
+
+
+def _agents(file: Path, *sessions: dict[str, object]) -> ArrivalTrace:
+    file.write_text("\n".join(map(json.dumps, sessions)))
+    return read_trace(file)
+
+
+def test_an_agents_session_forks_from_a_shared_prefix(file: Path):
+    """Whole prompts in order, the subagent's in its place; blocks of equal numbers are equal within a session alone."""
+    trace = _agents(file, _agent(), _agent())
+    assert ("weka", 64, [0, 0], [200, 200]) == (
+        trace.name, trace.block_tokens, trace.offsets_ns.tolist(), trace.input_tokens.tolist(),
+    )  # fmt: skip
+    assert trace.later is not None
+    assert [(260, 10, 0.5), (150, 9, 0.0), (300, 8, 60.0)] == [
+        (later.input_tokens, later.output_tokens, later.think_s) for later in trace.later[0]
+    ]
+    session, other = replayed.requests(trace, seed=1)
+    prompts = [session.token_ids, *(turn.token_ids for turn in session.turns)]
+    assert [200, 260, 150, 300] == [len(prompt) for prompt in prompts]
+    assert prompts[0][:192] == prompts[1][:192]
+    assert prompts[1][:256] == prompts[3][:256]
+    assert prompts[0][:128] == prompts[2][:128]
+    assert prompts[0][128:192] != prompts[2][128:]
+    assert prompts[0][:64] != other.token_ids[:64]
+    assert {"requests": 8, "sessions": 2}.items() <= replayed.about(trace).items()
+
+
+async def test_each_turn_of_an_agents_session_is_sent_whole(file: Path):
+    """As a conversation of its own; one that is too long for the model ends the session."""
+    trace = _agents(file, _agent(hash_id_scope="global"))
+    target, order = RequestTarget(model="m"), PlanOrder(phase="measure", count=1, max_model_len=64 + 64 + 270)
+    workload = replayed.requests(trace, seed=1)
+    (fitted,) = [
+        planned async for planned in plan(workload, target=target, tokenizer=ReferenceTokenizer(), order=order)
+    ]
+    assert [(True, 1, 500_000_000), (True, 2, 0)] == [
+        (turn.whole, turn.turn, turn.think_ns) for turn in fitted.request.turns
+    ]
+    assert fitted.dropped_turns == 1
+    sent = [json.loads(turn.body)["messages"] for turn in (fitted.request, *fitted.request.turns)]
+    assert [1, 1, 1] == [len(messages) for messages in sent]
+
+
+def test_sessions_of_different_blocks_are_refused(file: Path):
+    with raises("trace.line", says="block_size"):
+        _agents(file, _agent(), _agent(block_size=16))
