@@ -15,6 +15,7 @@ from sidelight.correlator.requests import address
 from sidelight.recorded.errors import DamagedRun
 from sidelight.recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED
 from sidelight.recorded.run import Run
+from sidelight.scraper.engines.catalogue import catalogue
 from sidelight.scraper.engines.recognition import detect
 from sidelight.scraper.window.gateways import gateway_pages
 from sidelight.scraper.window.pools import Role
@@ -23,6 +24,7 @@ from sidelight.scraper.window.window import Window
 
 _LEAST_SLICES = 4  # of each third
 _CHANGED, _SURE = 0.05, 3.0
+_FULL, _STALLED = 0.999, 0.1
 
 
 def server_of(run: Run, window: Window, slice_ns: int, roles: Sequence[Role] | None = None) -> Server:
@@ -79,6 +81,11 @@ def _gaps(run: Run, died: str, restarted: str) -> list[Gap]:
     return gaps
 
 
+def server_lines(server: Server, models: int) -> Iterator[str]:
+    """Return warnings from the engine's pages; `models` is how many were asked."""
+    return chain(acceptance(server), slow_ranks(server), feature_lines(server, models))
+
+
 def acceptance(server: Server) -> Iterator[str]:
     """Yield a warning if the acceptance of speculative decoding changed within the run.
 
@@ -122,6 +129,43 @@ def slow_ranks(server: Server) -> Iterator[str]:
             yield (
                 f"rank {slow.rank} of {endpoint.url} waited {times}the others' median, all the time: its requests were "
                 f"in its queue for {slow.queue_ms:,.0f} ms in the mean, theirs for {slow.others_ms:,.0f} ms"
+            )
+
+
+def feature_lines(server: Server, models: int) -> Iterator[str]:
+    """Yield the effects of single features' limits, each with its option; `models` is how many were asked."""
+    if server.engine is None:
+        return
+    limits = catalogue(server.engine.name).limits
+
+    def option(name: str) -> str:
+        return f" ({text})" if (text := getattr(limits, name)) else ""
+
+    if refused := server.admission_rejections and server.admission_rejections.stats.total:
+        yield (
+            f"the engine refused {refused:,.0f} requests for the limit of its queue{option('queue')}: they wait "
+            "nowhere; send less, raise it, or add a replica"
+        )
+    deferred = server.requests_waiting_deferred and server.requests_waiting_deferred.stats.max
+    if models > 1 and deferred and not server.kv_fetch_in_progress:
+        yield (
+            f"up to {deferred:,.0f} requests at once were put off, with {models} models asked: likely for the limit on "
+            f"LoRA adapters that run together{option('adapters')}"
+        )
+    if models > 1 and server.lora_usage and (server.lora_usage.stats.max or 0.0) >= _FULL:
+        yield (
+            f"all places for LoRA adapters were taken at times{option('adapters')}: a request for another adapter "
+            "waits, and has it loaded first"
+        )
+    if server.host_cache_usage and (server.host_cache_usage.stats.max or 0.0) >= _FULL:
+        yield f"the KV cache in host memory was full{option('host_cache')}: what is put there displaces other prompts"
+    exposed, idle = server.scheduler_exposed_time, server.scheduler_idle_time
+    if exposed and idle and (stalled := (exposed.stats.rate_per_s or 0.0) - (idle.stats.rate_per_s or 0.0)):
+        ranks = sum(len(endpoint.ranks or ()) or 1 for endpoint in server.endpoints) or 1
+        if stalled / ranks >= _STALLED:
+            yield (
+                f"for {100 * stalled / ranks:.0f} % of the time batches waited for the engine's scheduler, with no "
+                f"forward pass seen{option('scheduler')}"
             )
 
 

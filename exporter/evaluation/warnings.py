@@ -14,7 +14,7 @@ from msgspec import UNSET
 from sidelight.correlator.live.reasons import explain_breaks, explain_split
 from sidelight.correlator.opening import WatchRun
 from sidelight.exporter.evaluation.comparability import comparability, node_lines, probes, short_replies
-from sidelight.exporter.evaluation.server import acceptance, slow_ranks, span_gaps_of
+from sidelight.exporter.evaluation.server import server_lines, span_gaps_of
 from sidelight.exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from sidelight.exporter.summary.correlation import Correlation, ReceivedSpans, RecordsOfRequests
 from sidelight.exporter.summary.result import Workload
@@ -93,7 +93,7 @@ def warnings(
     ok = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
     yield from _arrivals(check)
     yield from comparability(run, ok, client, server, correlation)
-    yield from chain(probes(run, client, server, correlation), acceptance(server), slow_ranks(server))
+    yield from chain(probes(run, client, server, correlation), server_lines(server, len(client.models or ())))
     if isinstance(run, WatchRun):
         routing = run.watched.misrouted or explain_split(run.watched.traces, run.watched.split)
         yield from [routing] if routing else explain_breaks(run.watched.broken, run.watched.whole).values()

@@ -208,11 +208,15 @@ def _steps(form: str) -> re.Pattern[str]:
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's options on running requests, the KV cache's memory and the balance of ranks."""
+    """The engine's options that bound requests, caches, adapters and its scheduler."""
 
     running: str = ""
     kv_cache: str = ""
     balance: str = ""
+    adapters: str = ""
+    queue: str = ""
+    host_cache: str = ""
+    scheduler: str = ""
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,12 @@ def reuse_lines(reuse: PrefixReuse | UnsetType) -> Iterator[str]:
         yield "Routing by prefix would find those of other endpoints, at the price of less even load."
 
 
+# Of what a feature's counter is shown as a share.
+SHARES_OF = {"mm_cache_hits": "mm_cache_queries"} | dict.fromkeys(
+    ("prefix_cache_hits_host", "prefix_cache_hits_disk", "prefix_cache_hits_remote"), "prefix_cache_queries"
+)
+
+
 def server_section(summary: Summary) -> Iterator[Block]:
     """Yield the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
     server, engine = summary.server, summary.server.engine
@@ -148,7 +154,9 @@ def _features(server: Server) -> Iterator[tuple[Cell, ...]]:
         shown: Histogram | Gauge | Counter | UnsetType = getattr(server, name)
         label = name.replace("kv", "KV").replace("lora", "LoRA").replace("mm", "multi-modal").replace("_", " ")
         if isinstance(shown, Counter) and shown.stats.total:
-            yield (f"{label}, s" if shown.unit == "seconds" else label), shown.stats.total
+            whole = getattr(server, SHARES_OF.get(name, ""), UNSET)
+            share = (percent(shown.stats.total / total),) if whole and (total := whole.stats.total) else ()
+            yield (f"{label}, s" if shown.unit == "seconds" else label), shown.stats.total, *share
         elif isinstance(shown, Gauge) and shown.stats.max:
             values = [_known(shown.stats, statistic) for statistic in ("mean", "p50", "p99", "max")]
             if shown.unit == "seconds":
