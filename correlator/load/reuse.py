@@ -24,7 +24,7 @@ from sidelight.rundir.stats import Missing
 
 # Ends of the pieces of a prompt's text that are compared, bytes: of 128, some 30 tokens, and longer in long prompts.
 _ENDS = np.concatenate([np.arange(128, 8193, 128), np.arange(8704, 65_537, 512), np.arange(69_632, 2**24, 4096)])
-BLOCK = 16  # tokens: vLLM's caches hold whole blocks, and the last token is always computed
+BLOCK = 16  # tokens, where no page states them: caches hold whole blocks, and the last token is always computed
 LEAST_KNOWN = 0.95  # of the requests: with less, what the others left in a cache is not known
 SLACK_RATIO = 0.1  # of what could be found: tokens are not spread evenly over bytes
 
@@ -137,13 +137,14 @@ def _shared(pieces: Pieces, computed: Mapping[int, int], endpoints: int) -> floa
 
 
 def prefix_reuse(
-    requests: RequestLog, plans: Iterable[PlannedRequest], endpoints: Texts, expected: Floats
+    requests: RequestLog, plans: Iterable[PlannedRequest], endpoints: Texts, expected: Floats, block: int = BLOCK
 ) -> PrefixReuse:
-    """Return the reuse of the measured prompts; `endpoints` [n] served the requests.
+    """Return the reuse of the measured prompts; `endpoints` [n] served the requests, "" where that is not known.
 
-    `expected` [n] are the parts of them that a router expected in a cache, NaN where it does not say.
+    `expected` [n] are the parts of them that a router expected in a cache, NaN where it does not say. A cache has
+    blocks of so many tokens.
     """
-    columns = reuse_by_request(requests, plans, endpoints)
+    columns = reuse_by_request(requests, plans, endpoints, block)
     if isinstance(columns, Missing):
         return PrefixReuse(missing=columns.reason)
     counted = np.isfinite(columns["new_tokens"]) & (requests.phase == "measure")
@@ -163,28 +164,37 @@ def prefix_reuse(
 
 
 def reuse_by_request(
-    requests: RequestLog, plans: Iterable[PlannedRequest], endpoints: Texts
+    requests: RequestLog, plans: Iterable[PlannedRequest], endpoints: Texts, block: int = BLOCK
 ) -> Mapping[str, Floats] | Missing:
     """Return the columns of `EndpointReuse` for each request [n], NaN where not known."""
     ended = requests.status == "ok"
     known = ended & (requests.cached_tokens >= 0) & (requests.input_tokens > 0)
     if known.sum() < LEAST_KNOWN * max(1, ended.sum()):
         return Missing("replies do not state how many tokens of their prompts were cached")
+    if known.any() and not requests.cached_tokens[known].any():
+        return Missing(
+            "no token of any prompt was found in a cache: it is off, or its blocks are longer than beginnings"
+        )
+    known &= endpoints != ""
+    if known.sum() < LEAST_KNOWN * max(1, ended.sum()):
+        return Missing("which of several engines served a request is not known of enough of them")
     prompts = np.where(known, requests.input_tokens, np.nan)
     pieces = pieces_of(plans, dict(zip(requests.index.tolist(), prompts.tolist(), strict=True)))
     rows = [pieces.get(index) for index in requests.index.tolist()]
-    if any(rows[row] is None for row in np.flatnonzero(known)):
+    known &= np.array([row is not None for row in rows], dtype=np.bool_)
+    if known.sum() < LEAST_KNOWN * max(1, ended.sum()):
         return Missing("the texts of the prompts are not in the run directory")
+    prompts[~known] = np.nan
     numbers = np.unique(endpoints.astype(str), return_inverse=True)[1]
     here, anywhere = found_before(rows, numbers, requests.submit_ns, requests.first_token_ns)
-    return _divided(prompts, np.maximum(requests.cached_tokens, 0), here, anywhere)
+    return _divided(prompts, np.maximum(requests.cached_tokens, 0), here, anywhere, block)
 
 
-def _divided(prompts: Floats, cached: Ints, here: Floats, anywhere: Floats) -> Mapping[str, Floats]:
+def _divided(prompts: Floats, cached: Ints, here: Floats, anywhere: Floats, block: int) -> Mapping[str, Floats]:
     """Return columns of tokens [n]; what could be found in whole blocks, but for the last token, is not new."""
-    whole = np.maximum(prompts - 1, 0) // BLOCK * BLOCK
-    could_here, could = (np.minimum(shared // BLOCK * BLOCK, whole) for shared in (here, anywhere))
-    enough = cached * (1 + SLACK_RATIO) + BLOCK
+    whole = np.maximum(prompts - 1, 0) // block * block
+    could_here, could = (np.minimum(shared // block * block, whole) for shared in (here, anywhere))
+    enough = cached * (1 + SLACK_RATIO) + block
     could_here, could = (np.where(each <= enough, cached, each) for each in (could_here, could))
     best_here = np.maximum(could_here, cached)
     best = np.maximum(could, best_here)
