@@ -1,10 +1,11 @@
 """Send a resident sidecar the spans of production traffic whose times are known, and print what it cost and told.
 
-    python benchmarks/watch.py [--seconds 600] [--rate 20] [--kill-after S] [--no-engine-spans] [--out FILE]
+    python benchmarks/watch.py [--seconds 600] [--rate 20] [--kill-after S] [--no-engine-spans | --pair] [--out FILE]
 
 A client, a gateway and an engine send their spans over gRPC, each in its own batches once a second, the engine by a
 clock that is five minutes off. A simulated engine's page is scraped meanwhile. Memory and CPU time are of all processes
-of the watch, from /proc. --kill-after kills the receiver once (SIGKILL); senders try again, as exporters do.
+of the watch, from /proc. With --pair a prefill engine computes the prompt and another one decodes: a span more a
+request. --kill-after kills the receiver once (SIGKILL); senders try again, as exporters do.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 BATCH_S = 1.0
 SAMPLE_S = 5.0
 ENGINE_CLOCK_NS = -300_000_000_000
-SCOPES = {"client": "benchmark", "gateway": "dynamo-frontend", "engine": "vllm.tracing.otel"}
+ENGINE_SCOPE = "vllm.tracing.otel"
+SCOPES = {"client": "benchmark", "gateway": "dynamo-frontend", "engine": ENGINE_SCOPE, "prefill": ENGINE_SCOPE}
 MEANS_MS = {"network": 3.0, "gateway": 2.0, "other": 6.0, "queue": 40.0, "prefill": 80.0, "decode": 400.0}
+PAIR_MS = {"router": 1.0, "decode_queue": 8.0, "first_step": 10.0}
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Traffic:
 
     rng: random.Random
     engine_spans: bool
+    pair: bool
     pending: dict[str, list[Span]] = field(default_factory=lambda: {name: [] for name in SCOPES})
     spans: int = 0
     requests: int = 0
@@ -53,29 +57,42 @@ class Traffic:
 
     def request(self, now_ns: int) -> None:
         """Let one request end now."""
-        ms = {part: self.rng.expovariate(1 / mean) for part, mean in MEANS_MS.items()}
+        means_ms = MEANS_MS | (PAIR_MS if self.pair else {})
+        ms = {part: self.rng.expovariate(1 / mean) for part, mean in means_ms.items()}
+        between_ms = sum(ms.get(part, 0.0) for part in PAIR_MS)
         self.truth_ms.update(ms)
         self.requests += 1
         trace = self.rng.randbytes(16)
         ids = {name: self.rng.randbytes(8) for name in SCOPES}
         engine_ttft = ms["other"] + ms["queue"] + ms["prefill"]
-        whole = {"engine": engine_ttft + ms["decode"]}
-        whole["gateway"] = whole["engine"] + ms["gateway"]
+        whole = {"prefill": engine_ttft, "engine": between_ms - ms.get("router", 0.0) + ms["decode"]}
+        if not self.pair:
+            whole["engine"] += engine_ttft
+        whole["gateway"] = engine_ttft + between_ms + ms["decode"] + ms["gateway"]
         whole["client"] = whole["gateway"] + ms["network"]
         ttft = {name: one - ms["decode"] for name, one in whole.items()}
-        parents = {"client": b"", "gateway": ids["client"], "engine": ids["gateway"]}
-        for name in SCOPES if self.engine_spans else ("client", "gateway"):
-            end_ns = now_ns + (ENGINE_CLOCK_NS if name == "engine" else 0)
+        parents = {"client": b"", "gateway": ids["client"], "engine": ids["gateway"], "prefill": ids["gateway"]}
+        names = ("client", "gateway", "engine") if self.engine_spans else ("client", "gateway")
+        for name in SCOPES if self.pair else names:
+            end_ns = now_ns + (ENGINE_CLOCK_NS if name in ("engine", "prefill") else 0)
+            end_ns -= int((whole["engine"] + ms["router"]) * 1e6) if name == "prefill" else 0
             span = Span(trace_id=trace, span_id=ids[name], parent_span_id=parents[name])
             span.start_time_unix_nano, span.end_time_unix_nano = end_ns - int(whole[name] * 1e6), end_ns
-            self._describe(name, span, ms, ttft[name] / 1e3, whole[name] / 1e3)
+            times = ms
+            if name == "prefill":
+                ttft[name], times = whole[name], ms | {"decode": 0.0}
+                span.attributes.add(key="gen_ai.request.max_tokens").value.int_value = 1
+                span.attributes.add(key="gen_ai.usage.completion_tokens").value.int_value = 1
+            elif name == "engine" and self.pair:
+                times = ms | {"queue": ms["decode_queue"], "prefill": ms["first_step"]}
+            self._describe(name, span, times, ttft[name] / 1e3, whole[name] / 1e3)
             self.pending[name].append(span)
             self.spans += 1
 
     def _describe(self, name: str, span: Span, ms: dict[str, float], ttft_s: float, whole_s: float) -> None:
-        kinds = {"client": Span.SPAN_KIND_CLIENT, "gateway": Span.SPAN_KIND_INTERNAL, "engine": Span.SPAN_KIND_SERVER}
-        span.kind = kinds[name]
-        span.name = {"client": "chat model", "gateway": "http-request", "engine": "llm_request"}[name]
+        kinds = {"client": Span.SPAN_KIND_CLIENT, "gateway": Span.SPAN_KIND_INTERNAL}
+        span.kind = kinds.get(name, Span.SPAN_KIND_SERVER)
+        span.name = {"client": "chat model", "gateway": "http-request"}.get(name, "llm_request")
         texts: dict[str, str] = {}
         numbers = {"gen_ai.response.time_to_first_chunk": ttft_s}
         if name == "client":
@@ -89,7 +106,7 @@ class Traffic:
             times["time_in_model_decode"] = ms["decode"]
             numbers = {f"gen_ai.latency.{key}": one / 1e3 for key, one in times.items()}
             numbers |= {"gen_ai.latency.time_to_first_token": ttft_s, "gen_ai.latency.e2e": whole_s}
-            texts["gen_ai.request.id"] = f"chatcmpl-{span.span_id.hex()}"
+            texts["gen_ai.request.id"] = f"chatcmpl-{span.trace_id.hex()}"
         for key, text in texts.items():
             span.attributes.add(key=key).value.string_value = text
         for key, number in numbers.items():
@@ -106,7 +123,10 @@ class Traffic:
 
     async def _send(self, name: str, spans: list[Span], wire: CollectorConnection) -> None:
         request = ExportTraceServiceRequest()
-        scope = request.resource_spans.add().scope_spans.add()
+        resource = request.resource_spans.add()
+        for key, text in {"service.instance.id": name, "host.name": "benchmark"}.items():
+            resource.resource.attributes.add(key=key).value.string_value = text
+        scope = resource.scope_spans.add()
         scope.scope.name = SCOPES[name]
         scope.spans.extend(spans)
         pause_s = 0.5
@@ -167,7 +187,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
             url = url or "".join(re.findall(r"http://\S+/metrics", told))
             target = target or "".join(re.findall(r"gRPC at (\S+:\d+)", told))
         reading = asyncio.ensure_future(_read_on(watch.stderr))
-        traffic = Traffic(rng=random.Random(1), engine_spans=not options.no_engine_spans)
+        traffic = Traffic(rng=random.Random(1), engine_spans=not options.no_engine_spans, pair=options.pair)
         uses = await _drive(traffic, options, watch.pid, f"grpc://{target}")
         await _until_counted(url, traffic.requests)
         counts = page_of(url)
@@ -200,7 +220,7 @@ async def _drive(traffic: Traffic, options: argparse.Namespace, pid: int, target
                 uses.append(use(pid))
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
         stop.set()
-    return uses
+    return [*uses, use(pid)]
 
 
 def _report(
@@ -213,7 +233,7 @@ def _report(
     last = {pid: cpu_s for one in late for pid, cpu_s in one.cpu_s.items()}
     cpu_s = sum(spent_s - late[0].cpu_s.get(pid, 0.0) for pid, spent_s in last.items())
     sums = {}
-    for part in ("network", "gateway", "queue", "prefill", "other"):
+    for part in ("network", "gateway", "queue", "prefill", "other", *PAIR_MS):
         found = [
             value for key, value in counts.items() if key.startswith(f'sidelight_ttft_part_seconds_sum{{part="{part}"')
         ]
@@ -224,6 +244,7 @@ def _report(
         "spans_counted": counts["sidelight_receiver_spans_total"],
         "sent_again": traffic.tries,
         "restarts": counts["sidelight_receiver_restarts_total"],
+        "cpu_s_from_first_request": round(sum(last.values()) - sum(uses[0].cpu_s.values()), 2),
         "rss_mb_after_2_min": round(steady[0], 1),
         "rss_mb_least_most": (round(min(steady), 1), round(max(steady), 1)),
         "rss_mb_at_end": round(steady[-1], 1),
@@ -282,6 +303,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20.0)
     parser.add_argument("--kill-after", type=float, default=None)
     parser.add_argument("--no-engine-spans", action="store_true")
+    parser.add_argument("--pair", action="store_true")
     parser.add_argument("--keep", default="1h")
     parser.add_argument("--out", type=Path, default=None, help="write the figures there as JSON too")
     options = parser.parse_args()
