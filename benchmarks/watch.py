@@ -48,7 +48,7 @@ class Traffic:
 
     rng: random.Random
     engine_spans: bool
-    pair: bool
+    pair: bool = False
     pending: dict[str, list[Span]] = field(default_factory=lambda: {name: [] for name in SCOPES})
     spans: int = 0
     requests: int = 0

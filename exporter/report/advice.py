@@ -357,7 +357,8 @@ def _loads(loads: KvLoads | None, queue_ms: float, queue: str) -> Advice | None:
 def _merged_queue(seen: Observations) -> Advice | None:
     """Return advice on a queue that no source separates, as llama.cpp's: by the number of requests that waited."""
     other_ms, wait_ms, waited = seen.breakdown.other_ms.mean, seen.wait_ms, seen.waited
-    if seen.breakdown.queue_ms.mean is not None or other_ms is None or wait_ms is None or wait_ms < other_ms / 2:
+    is_separate = seen.breakdown.queue_ms.mean is not None or seen.breakdown.decode_queue_ms.mean is not None
+    if is_separate or other_ms is None or wait_ms is None or wait_ms < other_ms / 2:
         return None
     wait = spoken(min(wait_ms, other_ms))
     waits = f"By the number that waited in each scrape, requests waited {wait} in the mean in the engine"

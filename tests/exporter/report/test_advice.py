@@ -266,6 +266,13 @@ def test_a_queue_that_no_source_separates_is_known_by_the_number_that_waited(
     assert cure in advice.cure
 
 
+def test_the_wait_in_a_decode_engine_is_not_in_what_else_a_request_waited_for():
+    """By replies alone of two engines: those that wait may be loading, and the rest is the prefill engine's."""
+    server = engine(requests_waiting=summaries.gauge(count=40, mean=7.0))
+    both = NO_QUEUE | {"decode_queue_ms": known("queue_ms", 200.0, 0.4)}
+    assert UNEXPLAINED["other"] in advised(made_of("other", waiting=SEATS, breakdown=both, server=server)).cure
+
+
 def test_numbers_that_mean_nothing_are_measured_again_first():
     """Before any change of the system: the load generator was held up, records are lost, or nothing succeeded. What
     the engine's page said stands, however late the load generator was.
