@@ -130,6 +130,9 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     add("--slow", type=float, default=limits.slow, metavar="F", help="every step takes F times as long")
     add("--drift", default="0%/h", metavar="PERCENT/h", help="steps take longer by so much every hour, as in 5%%/h")
     add("--speculation", default="0@0", metavar="TOKENS@RATE", help="draft tokens a step, and the rate of acceptance")
+    add("--lora-modules", nargs="+", default=[], metavar="NAME", help="LoRA adapters, which requests name as models")
+    add("--max-loras", type=int, default=limits.max_loras, metavar="N", help="most adapters that run at once")
+    add("--lora-load", default="0ms", metavar="TIME", help="time to load an adapter that is not held")
     add("--oom-at", type=int, default=None, metavar="N", help="out of memory (HTTP 500) with N sequences in a step")
     add("--oom-exits", action="store_true", help="the process ends there, without a word to any client")
     add("--fail-above", type=int, default=None, metavar="N", help="HTTP 503 for requests beyond N in flight")
@@ -238,6 +241,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         host=options.host,
         port=options.port,
         model=options.model,
+        lora_modules=tuple(options.lora_modules),
         truth=options.truth,
         truth_steps=options.truth_steps,
         tokenize=not options.no_tokenize,
@@ -263,6 +267,8 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
             kv_latency_s=_seconds("--kv-transfer", options.kv_transfer.partition("+")[0]),
             kv_bytes_per_s=_bytes_per_s(options.kv_transfer),
             kv_async=options.kv_load == "async",
+            max_loras=options.max_loras,
+            lora_load_s=_seconds("--lora-load", options.lora_load),
             draft_tokens=_speculation(options.speculation)[0],
             accept_ratio=_speculation(options.speculation)[1],
         ),

@@ -270,7 +270,10 @@ def _models(service: Service) -> object:
     }
     if settings.engine == "trtllm":
         model = {key: model[key] for key in ("id", "object", "created", "owned_by")}
-    return {"object": "list", "data": [model]}
+    adapters = (
+        {**model, "id": name, "parent": settings.model, "max_model_len": None} for name in settings.lora_modules
+    )
+    return {"object": "list", "data": [model, *adapters]}
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -74,6 +74,9 @@ class EngineSettings:
 
     Each decode step verifies `draft_tokens` of speculative decoding, 0 without it: each is accepted with probability
     `accept_ratio` where those before it were. It takes as long as a step without them.
+
+    At most `max_loras` LoRA adapters run at once, and as many are held: another is loaded in `lora_load_s`, within the
+    step that first computes for it.
     """
 
     max_num_seqs: int = 16
@@ -95,10 +98,12 @@ class EngineSettings:
     kv_async: bool = True
     draft_tokens: int = 0
     accept_ratio: float = 0.0
+    max_loras: int = 1
+    lora_load_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise SettingsError for limits under which some request could never run."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size", "max_loras"):
             if (limit := getattr(self, name)) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')} {limit}: must be 1 or more")
         if self.max_model_len < 2:
@@ -166,8 +171,8 @@ class GatewaySettings:
 class SimulatorSettings:
     """A simulated engine behind an HTTP server.
 
-    `port` 0 takes any free port. `truth` is the file that gets one JSON line a request, `truth_steps` the one that gets
-    a line a step of the engine, or None.
+    `port` 0 takes any free port. `lora_modules` are names of adapters, which requests ask for as models. `truth` is the
+    file that gets one JSON line a request, `truth_steps` the one that gets a line a step of the engine, or None.
     `tokenize` false leaves /tokenize and /detokenize out, as some engines do. `grpc_port` is None without gRPC, 0 for
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
     does with --enable-per-request-metrics and --enable-prompt-tokens-details, `per_request_spec_decode_metrics` each
@@ -182,6 +187,7 @@ class SimulatorSettings:
     host: str = "127.0.0.1"
     port: int = 0
     model: str = "sim-llama"
+    lora_modules: tuple[str, ...] = ()
     truth: Path | None = None
     truth_steps: Path | None = None
     tokenize: bool = True
@@ -216,6 +222,10 @@ class SimulatorSettings:
             raise SettingsError(f"--role {role}: not with --engine {self.engine}; leave --engine out: vllm has roles")
         if self.engine_settings.draft_tokens and self.engine != "vllm":
             raise SettingsError(f"--speculation: not with --engine {self.engine}; leave --engine out: vllm speculates")
+        if self.lora_modules and self.engine != "vllm":
+            raise SettingsError(
+                f"--lora-modules: not with --engine {self.engine}; leave --engine out: vllm has adapters"
+            )
         if not self.model:
             raise SettingsError("--model '': must not be empty")
         if self.otlp_endpoint and not self.otlp_target:

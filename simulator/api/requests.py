@@ -123,6 +123,7 @@ class Generation:
     cache_salt: str = ""
     remote_decode: bool = False
     remote_prefill: bool = False
+    adapter: str = ""
 
 
 def read(body: bytes, shape: type[_Model]) -> _Model:
@@ -144,14 +145,14 @@ def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> 
     limit: int | None
     if chat:
         request = read(body, ChatRequest)
-        check_model(request.model, model)
         token_ids = chat_token_ids(request.messages)
         limit = request.max_completion_tokens or request.max_tokens
     else:
         request = read(body, CompletionRequest)
-        check_model(request.model, model)
         token_ids = _prompt_token_ids(request)
         limit = request.max_tokens or COMPLETIONS_DEFAULT_MAX_TOKENS
+    adapter = request.model if request.model in settings.lora_modules else ""
+    check_model(None if adapter else request.model, model)
     samples = 1 if request.n is None else request.n
     if samples != 1 and not (settings.engine == "sglang" and request.stream and 1 < samples <= _MOST_SAMPLES):
         raise RefusedError(400, f"n must be 1 here, got {request.n}. (parameter=n, value={request.n})", param="n")
@@ -170,6 +171,7 @@ def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> 
         cache_salt=request.cache_salt or "",
         remote_decode=role == "prefill" and transfer.do_remote_decode,
         remote_prefill=role == "decode" and transfer.do_remote_prefill,
+        adapter=adapter or "",
     )
 
 

@@ -92,10 +92,11 @@ async def submitted(
         priority=generation.priority,
         cache_salt=generation.cache_salt,
         remote_prefill=generation.remote_prefill,
+        adapter=generation.adapter,
     )
     info = ReplyInfo(
         response_id=response_id,
-        model=service.settings.model,
+        model=generation.adapter or service.settings.model,
         created_s=arrival_ns // 1_000_000_000,
         prompt_tokens=len(generation.prompt_token_ids),
         reasoning_tokens=service.settings.reasoning_tokens,

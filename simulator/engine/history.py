@@ -25,7 +25,7 @@ class EngineRequest:
     client's own id where replies do not carry it. `samples` is the number of replies to the prompt that the client
     wants, and this is one of them. The lower `priority`, the sooner it is scheduled, where priorities count. Only
     requests of the same `cache_salt` share cached prefixes. With `remote_prefill` another engine computed the prompt,
-    and what it has of it is loaded.
+    and what it has of it is loaded. `adapter` is the LoRA adapter that it runs with, empty for none.
     """
 
     request_id: str
@@ -40,6 +40,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     remote_prefill: bool = False
+    adapter: str = ""
 
 
 class StepTimes(NamedTuple):
@@ -87,6 +88,7 @@ class RequestRecord:
     load_ns: int = -1
     loaded_ns: int = -1
     loaded_tokens: int = 0
+    adapter: str = ""
     accepted: tuple[int, ...] = ()
     draft_tokens: int = 0
     steps: tuple[StepTimes, ...] = ()
@@ -217,7 +219,7 @@ class StepOutcome:
     `decode_requests` had one token each; `kv_tokens` are those of the sequences in the step. Unused blocks that still
     hold a known prefix are `evictable_blocks`. `lost` are the requests, by number, that ended with an engine without
     memory. A step that computes for no request waits for loads of `kv_fetch`. `drafts` are pairs of how many tokens
-    were proposed to a request, and how many of them accepted.
+    were proposed to a request, and how many of them accepted. Of the waiting, `put_off` wait for another adapter to go.
     `computed` are the tokens of the step by the ids of requests.
     """
 
@@ -240,6 +242,7 @@ class StepOutcome:
     lost: tuple[tuple[int, RequestRecord], ...] = ()
     kv_fetch: KvFetch = field(default_factory=KvFetch)
     drafts: tuple[tuple[int, int], ...] = ()
+    put_off: int = 0
     computed: tuple[tuple[str, int], ...] = ()
 
     @property

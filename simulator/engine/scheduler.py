@@ -68,6 +68,7 @@ class SimulatedEngine:
         self._loading: list[EngineSequence] = []
         self._loaded: list[EngineSequence] = []
         self._running: list[EngineSequence] = []
+        self._adapters: list[str] = []  # those that are held, the last used last
         self._step: EngineStep | None = None
         self._start_ns = start_ns
         self.submitted = 0
@@ -201,6 +202,7 @@ class SimulatedEngine:
             lost=lost,
             kv_fetch=self._kv_fetch(step),
             drafts=tuple(step.drafts),
+            put_off=sum(not self._has_place(sequence) for sequence in self._waiting),
             computed=tuple((sequence.request.request_id, tokens) for sequence, tokens in step.chunks),
         )
 
@@ -271,7 +273,9 @@ class SimulatedEngine:
         while self._loaded and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
             self._admit(self._loaded.pop(0), step, now_ns)
         while self._waiting and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
-            sequence = self._waiting[0]
+            sequence = next((each for each in self._waiting if self._has_place(each)), None)
+            if sequence is None:
+                return
             # The last token is always computed: its result is the next token.
             usable = (len(sequence.token_ids) - 1) // self.pool.block_size
             shared = self.pool.match(sequence.chain[:usable]) if self.settings.prefix_caching else []
@@ -280,7 +284,7 @@ class SimulatedEngine:
             blocks = self.pool.take(shared, cached + (tokens if _is_to_load(sequence) else min(tokens, step.budget)))
             if blocks is None:
                 return
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             sequence.blocks = blocks
             sequence.computed = cached
             if sequence.scheduled_ns < 0:
@@ -303,6 +307,7 @@ class SimulatedEngine:
     def _admit(self, sequence: EngineSequence, step: EngineStep, now_ns: int) -> None:
         """Add a request with its blocks to the running ones and to the step."""
         self._running.append(sequence)
+        self._hold_adapter(sequence.request.adapter, step)
         if sequence.scheduled_ns < 0:
             sequence.scheduled_ns = now_ns
             step.admissions.append(admission_of(sequence, now_ns))
@@ -312,6 +317,21 @@ class SimulatedEngine:
         chunk_tokens = min(len(sequence.token_ids) - sequence.computed, step.budget)
         step.chunks.append((sequence, chunk_tokens))
         step.budget -= chunk_tokens
+
+    def _has_place(self, sequence: EngineSequence) -> bool:
+        """Return whether a request's adapter may run beside those that do."""
+        running = {each.request.adapter for each in self._running} - {""}
+        return sequence.request.adapter in running | {""} or len(running) < self.settings.max_loras
+
+    def _hold_adapter(self, adapter: str, step: EngineStep) -> None:
+        """Load an adapter unless it is held; the one unused for the longest gives way."""
+        if not adapter:
+            return
+        if adapter in self._adapters:
+            self._adapters.remove(adapter)
+        else:
+            step.held_s += self.settings.lora_load_s
+        self._adapters = [*self._adapters, adapter][-self.settings.max_loras :]
 
     def _end_loads(self, step: EngineStep, now_ns: int) -> None:
         """Store loaded prompts, but for the last token: it is computed, since its result is the next one."""

@@ -156,6 +156,7 @@ def record_of(sequence: EngineSequence, finished_ns: int, finish_reason: str) ->
         load_ns=sequence.load_ns,
         loaded_ns=sequence.loaded_ns,
         loaded_tokens=sequence.loaded_tokens,
+        adapter=sequence.request.adapter,
         accepted=tuple(sequence.accepted),
         draft_tokens=sequence.draft_tokens,
         steps=tuple(sequence.steps),

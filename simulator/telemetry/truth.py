@@ -92,6 +92,8 @@ def line(record: RequestRecord) -> str:
         "recovered": record.recovered,
         "role": record.role,
     }
+    if record.adapter:
+        fields["adapter"] = record.adapter
     if record.accepted:
         drafts = sum(record.accepted)
         fields |= {

@@ -201,7 +201,7 @@ class VllmPage:
             self._gauges["num_requests_running"].set(state.running)
             self._gauges["num_requests_waiting"].set(state.waiting)
             self._gauges["kv_cache_usage_perc"].set(state.used_blocks / self._settings.kv_blocks)
-            deferred = state.kv_fetch.in_progress + state.kv_fetch.completed_waiting
+            deferred = state.put_off + state.kv_fetch.in_progress + state.kv_fetch.completed_waiting
             self._by_reason[0].set(state.waiting - deferred)
             self._by_reason[1].set(deferred)
             for stage, requests in zip(self._by_stage, state.kv_fetch[:3], strict=False):
