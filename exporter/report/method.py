@@ -89,7 +89,7 @@ def _covered(correlation: Correlation, sent: int) -> str:
     )
     known = [(round(requests * ratio), how) for ratio, how in ways if ratio]
     which = " with a first token" if sent > requests else ""
-    which += f" ({correlation.not_ok:,} of which did not succeed)" if correlation.not_ok else ""
+    which += f" ({correlation.not_ok:,} of which did not end ok)" if correlation.not_ok else ""
     if requests == len(known) == 1:
         whole = f"The one request{which} was {known[0][1]}"
     elif len(known) == 1:

@@ -76,7 +76,7 @@ function once(columns, name, work) {
 /* The parts of TTFT that are known of a run's requests. */
 const partsOf = ({ parts, columns }) => parts.filter(({ name }) => columns[name]);
 
-const isFailed = (columns, row) => !["ok", "in_flight"].includes(textOf(columns, "status", row));
+const isFailed = (columns, row) => !["ok", "left", "in_flight"].includes(textOf(columns, "status", row));
 
 const isCovered = (columns, row) => columns.covered.values[row] === 1;
 

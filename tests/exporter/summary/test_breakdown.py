@@ -426,7 +426,7 @@ def test_requests_that_did_not_succeed_are_counted():
     """The breakdown is of whatever had a first token; the client's statistics are not."""
     shown = summaries.correlated(replace(summaries.findings(), ok=np.arange(100) >= 16))
     assert 16 == shown.not_ok
-    assert "All 100 requests (16 of which did not succeed) were matched to engine spans." in list(basis(shown))
+    assert "All 100 requests (16 of which did not end ok) were matched to engine spans." in list(basis(shown))
     assert where_it_went(summaries.summary(shown)).startswith("Of the mean TTFT of the 100 requests with a")
 
 
