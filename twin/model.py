@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sidelight.exporter.evaluation.measured import window_of
+from sidelight.exporter.evaluation.server import server_of
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.recorded.run import Run
@@ -15,7 +17,7 @@ from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
 from sidelight.twin.scenario import Twin
 
 #: Of the requests that were sent: others took steps that the fit cannot see.
-LEAST_WHOLE = 0.95
+LEAST_WHOLE, MOST_OTHERS = 0.95, 1.05
 _PROCESSES = ("poisson", "uniform", "gamma", "burst")
 
 
@@ -73,7 +75,17 @@ def _unfit(run: Run, requests: StreamedRequests) -> str:
         return "it sent to several engines"
     if (log.turn > 0).any():
         return "its requests are turns of sessions, each of which waits for the reply before"
+    finished, ok = _finished(run), int(np.sum((log.phase == "measure") & (log.status == "ok")))
+    if finished > MOST_OTHERS * ok:
+        return f"the engine finished {finished:.0f} requests and this run {ok}: the others took steps that are not seen"
     return ""
+
+
+def _finished(run: Run) -> float:
+    """Return the requests that engines' pages counted in the measured window, 0 where none does."""
+    window = window_of(run)
+    finished = server_of(run, window, window.end_ns - window.start_ns).requests_finished
+    return float(finished.stats.total or 0.0) if finished else 0.0
 
 
 def _arrival(config: dict[str, object]) -> Arrival | None:

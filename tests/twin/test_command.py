@@ -10,7 +10,9 @@ import jsonschema
 import pytest
 from played_runs import arrivals, engine, lengths, simulated, write
 from processes import Ended
+from series import scraped
 
+from sidelight.scraper.series.log import ScrapeLog
 from sidelight.twin.result import schema
 
 Run = Callable[..., Ended]
@@ -70,3 +72,17 @@ def test_a_run_that_shows_no_engine_is_refused(sidelight: Run, tmp_path: Path) -
     ended = sidelight("predict", tmp_path / "few")
     assert ended.code == 2
     assert ended.err.rstrip().endswith("[predict.refused]")
+
+
+@pytest.mark.parametrize(("others", "code"), [(0, 0), (150, 2)])
+def test_an_engine_that_served_others_too_is_refused(sidelight: Run, tmp_path: Path, others: int, code: int) -> None:
+    prompts, outputs = lengths(150, 4)
+    exchanges = simulated(engine(), prompts, outputs, at_s=arrivals(150, 3.0, 4))
+    write(tmp_path / "run", exchanges, {"rate": 3.0, "arrival": "poisson"})
+    log = ScrapeLog(tmp_path / "run/raw/scrapes-0.log")
+    for at_ns, finished in ((exchanges[0].submit_ns - 1, 0), (exchanges[-1].end_ns + 10**11, 150 + others)):
+        log.append(
+            scraped(at_ns, f"# TYPE vllm:request_success_total counter\nvllm:request_success_total {finished}\n")
+        )
+    log.close()
+    assert sidelight("predict", tmp_path / "run", "--rate", "2", "--known", "max-num-seqs=16").code == code

@@ -1,0 +1,229 @@
+"""How right `sidelight predict` is: simulated engines of many kinds, each fitted to a minute at half of its capacity.
+
+    python benchmarks/prediction.py --worlds 200
+
+A world is an engine (seats 4 to 256, budget 256 to 8192, four speeds), a traffic (lengths, a shared prefix of 0 to
+80 %) and KV blocks. Its run goes through the simulated engine, whose tokens are all that the twin gets, beside the
+settings; other loads and settings are predicted, and played on the true engine with fresh arrivals and requests.
+Printed are the median error of the predicted median against that of the fresh runs, and how many of these each 90 %
+interval holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from played_runs import NETWORK_S, arrivals, streamed
+
+from sidelight.loadgen.plan.arrivals import Arrival
+from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.stats import Missing
+from sidelight.simulator.engine.history import EngineRequest
+from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings, SpeedProfile
+from sidelight.simulator.virtual import SimulatedLoad, VirtualServer
+from sidelight.twin.check import engine_of, latencies_ms, misfit, quantiles_of, refusal
+from sidelight.twin.engine.fit import fit
+from sidelight.twin.engine.play import EngineLoad, play
+from sidelight.twin.engine.steps import StreamedRequests
+from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
+
+BLOCK, FRESH, RUN_S, MOST_REQUESTS = 16, 9, 60.0, 3000
+SPEEDS = {
+    "demo": PROFILES["demo"],
+    "fast": PROFILES["fast"],
+    "gpu": SpeedProfile(step_s=12e-3, prefill_token_s=30e-6, sequence_s=50e-6, kv_token_s=0.02e-6, jitter_ratio=0.03),
+    "slow": SpeedProfile(step_s=25e-3, prefill_token_s=400e-6, sequence_s=1e-3, kv_token_s=1e-6, jitter_ratio=0.1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """An engine and its traffic: mean lengths, their variation, and the share of a prompt that all have in common."""
+
+    number: int
+    engine: EngineSettings
+    prompt: float
+    output: float
+    variation: float
+    shared: float
+
+    def lengths(self, count: int, random: np.random.Generator) -> tuple[Ints, Ints]:
+        """Return prompt and output tokens of requests."""
+        sigma = float(np.sqrt(np.log1p(self.variation**2)))
+
+        def drawn(mean: float) -> Ints:
+            return np.maximum(2, random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)).astype(np.int64)
+
+        return drawn(self.prompt), drawn(self.output)
+
+    @property
+    def prefix(self) -> int:
+        return int(self.shared * self.prompt)
+
+    def cached(self, prompts: Ints) -> Ints:
+        """Return the tokens that a warm cache has of prompts: whole blocks of the prefix, but not the last token."""
+        return np.minimum(self.prefix, prompts - 1) // BLOCK * BLOCK
+
+
+def world(number: int) -> World:
+    """Return a world by its number."""
+    random = np.random.default_rng(number)
+    budget = int(random.choice([256, 512, 1024, 2048, 4096, 8192]))
+    seats = min(int(2 ** random.uniform(2, 8)), budget // 2)
+    return World(
+        number=number,
+        engine=EngineSettings(
+            max_num_seqs=seats,
+            max_num_batched_tokens=budget,
+            kv_blocks=200_000,
+            max_model_len=100_000,
+            eos_chance=0.0,
+            seed=number,
+            speed=SPEEDS[sorted(SPEEDS)[number % len(SPEEDS)]],
+        ),
+        prompt=float(random.choice([100, 400, 1500])),
+        output=float(random.choice([40, 150, 400])),
+        variation=float(random.uniform(0.2, 1.0)),
+        shared=float(random.choice([0.0, random.uniform(0.0, 0.8)])),
+    )
+
+
+def load(of: World, random: np.random.Generator, at_s: Floats | None, count: int, concurrency: int = 1) -> EngineLoad:
+    """Return fresh requests of a world."""
+    prompts, outputs = of.lengths(count, random)
+    return EngineLoad(
+        prompt_tokens=prompts,
+        cached_tokens=of.cached(prompts),
+        output_tokens=outputs,
+        arrival_s=at_s,
+        concurrency=concurrency,
+    )
+
+
+def capacity(of: World) -> float:
+    """Return the requests a second of an engine that is full, from the middle of a closed loop."""
+    count = max(600, 6 * of.engine.max_num_seqs)
+    full = load(of, np.random.default_rng([of.number, 1]), None, count, 2 * of.engine.max_num_seqs)
+    ends_s = np.sort(play(full, of.engine).last_s)
+    return 0.5 * count / float(ends_s[int(0.8 * count)] - ends_s[int(0.3 * count)])
+
+
+def recorded(of: World, rate_per_s: float, duration_s: float) -> StreamedRequests:
+    """Return a run on the simulated engine, with a warm cache, as its client saw it."""
+    random = np.random.default_rng([of.number, 2])
+    at_s = _within(rate_per_s, duration_s, of.number)
+    prompts, outputs = of.lengths(len(at_s), random)
+    server = VirtualServer(SimulatorSettings(engine_settings=of.engine), network_s=NETWORK_S, shown=False)
+    shared = tuple(range(10, 10 + of.prefix))
+    if shared:
+        warm = EngineRequest(request_id="warm", prompt_token_ids=(*shared, 9), max_tokens=2)
+        server.play(SimulatedLoad(requests=[warm]))
+    requests = [
+        EngineRequest(
+            request_id=str(number),
+            prompt_token_ids=(*shared, *[10**6 + number] * prompt)[:prompt],
+            max_tokens=output,
+        )
+        for number, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    ]
+    offsets_ns = np.rint(at_s * 1e9).astype(np.int64).tolist()
+    exchanges = server.play(SimulatedLoad(requests=requests, offsets_ns=offsets_ns)).exchanges
+    cached = np.array([each.record.cached_tokens if each.record else 0 for each in exchanges])
+    return replace(streamed(exchanges), cached_tokens=cached)
+
+
+def fresh(of: World, scenario: Scenario, engine: EngineSettings, duration_s: float, seed: int) -> Floats:
+    """Return the quantiles of a run of the true engine with other arrivals and requests [3, 3]."""
+    at_s = _within(scenario.rate_per_s or 0.0, duration_s, 10**6 * (of.number + 1) + seed)
+    whole = load(of, np.random.default_rng([of.number, 3, seed]), at_s + NETWORK_S, len(at_s))
+    rows = []
+    for replica in range(scenario.replicas):
+        turns = slice(replica, None, scenario.replicas)
+        part = EngineLoad(
+            prompt_tokens=whole.prompt_tokens[turns],
+            cached_tokens=whole.cached_tokens[turns],
+            output_tokens=whole.output_tokens[turns],
+            arrival_s=(at_s + NETWORK_S)[turns],
+        )
+        if len(part.prompt_tokens):
+            rows.append(latencies_ms(part, play(part, engine, seed=seed), np.full(len(part.prompt_tokens), NETWORK_S)))
+    return quantiles_of(np.concatenate(rows, axis=1))
+
+
+def _within(rate_per_s: float, duration_s: float, seed: int) -> Floats:
+    at_s = arrivals(int(rate_per_s * duration_s * 1.3) + 60, rate_per_s, seed)
+    return at_s[at_s < duration_s]
+
+
+def scenarios(of: World, most_per_s: float, blocks: int) -> Iterator[tuple[Scenario, EngineSettings]]:
+    """Yield scenarios of a world with the engine that each is true of."""
+    seats = of.engine.max_num_seqs
+    for share in (0.3, 0.5, 0.7, 0.9, 1.3):
+        yield Scenario(label=f"{share:g} of capacity", rate_per_s=share * most_per_s), of.engine
+    for label, factor, rate in (("half the seats", 0.5, 0.5), ("twice the seats", 2.0, 0.9)):
+        other = max(1, min(int(factor * seats), of.engine.max_num_batched_tokens))
+        scenario = Scenario(label=label, rate_per_s=rate * most_per_s, settings={"max-num-seqs": other})
+        yield scenario, replace(of.engine, max_num_seqs=other)
+    yield Scenario(label="2 replicas at 1.4", rate_per_s=1.4 * most_per_s, replicas=2), of.engine
+    if not of.prefix:
+        scarce = Scenario(label="scarce blocks", rate_per_s=0.5 * most_per_s, settings={"kv-blocks": blocks})
+        yield scarce, replace(of.engine, kv_blocks=blocks, max_model_len=BLOCK)
+
+
+def scarce_blocks(requests: StreamedRequests) -> int:
+    """Return half of the blocks that a run had in use at its busiest, but enough for its longest request."""
+    tokens = requests.prompt_tokens + requests.output_tokens
+    order = np.argsort(np.concatenate([requests.first_s, requests.last_s]), kind="stable")
+    held = np.cumsum(np.concatenate([tokens, -tokens])[order])
+    return int(max(held.max() // (2 * BLOCK), 4 * tokens.max() // BLOCK + 8))
+
+
+def main() -> None:
+    """Print a row a scenario."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of the first world")
+    asked = parser.parse_args()
+    cells: dict[str, list[tuple[Floats, Floats]]] = {}
+    refused = 0
+    for number in range(asked.first, asked.first + asked.worlds):
+        of = world(number)
+        most_per_s = capacity(of)
+        duration_s = min(RUN_S, MOST_REQUESTS / (0.5 * most_per_s))
+        requests = recorded(of, 0.5 * most_per_s, duration_s)
+        fitted = fit(requests, seats=of.engine.max_num_seqs)
+        missed = Missing("") if isinstance(fitted, Missing) else misfit(requests, fitted, engine_of(fitted))
+        if isinstance(fitted, Missing) or isinstance(missed, Missing) or refusal(requests, fitted, missed):
+            refused += 1
+            continue
+        twin = Twin(
+            requests=requests,
+            fitted=fitted,
+            engine=engine_of(fitted),
+            missed=missed,
+            arrival=Arrival(kind="poisson", rate_per_s=1.0),
+            concurrency=None,
+            duration_s=duration_s,
+        )
+        for scenario, engine in scenarios(of, most_per_s, scarce_blocks(requests)):
+            prediction = predict(twin, scenario)
+            if not isinstance(prediction, Prediction):
+                continue
+            shown = np.array([fresh(of, scenario, engine, duration_s, seed) for seed in range(FRESH)])
+            error = np.abs(np.log(prediction.median / np.median(shown, axis=0)))
+            held = np.mean((shown >= prediction.low) & (shown <= prediction.high), axis=0)
+            cells.setdefault(scenario.label, []).append((error, held))
+    print(f"{asked.worlds} worlds, {refused} refused; median error of TTFT, TPOT, E2E at p50, p90, p99 in %; held in %")
+    for label, rows in cells.items():
+        error = 100 * np.nanmedian([row[0] for row in rows], axis=0)
+        held = 100 * np.nanmean([row[1] for row in rows], axis=0)
+        shown_error = "  ".join(" ".join(f"{each:4.1f}" for each in row) for row in error)
+        shown_held = "  ".join(" ".join(f"{each:3.0f}" for each in row) for row in held)
+        print(f"{label:18}{len(rows):4}   {shown_error}   | {shown_held}")
+
+
+if __name__ == "__main__":
+    main()
