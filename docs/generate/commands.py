@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 COMMANDS = (
-    "", "demo", "run", "test", "compare", "sweep", "scrape", "watch", "simulate", "report", "predict", "doctor",
-    "schema",
+    "", "demo", "run", "test", "compare", "sweep", "scrape", "watch", "simulate", "report", "workload", "predict",
+    "doctor", "schema",
 )  # fmt: skip
 HEADING = """# Commands
 

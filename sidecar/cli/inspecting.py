@@ -146,6 +146,29 @@ def _compare_runs(paths: Sequence[Path], output: Path | None, *, is_plain: bool)
     return 0
 
 
+def capture(
+    run_directory: Annotated[Path, Parameter(name="RUN", help="The directory of a run or a watch.")],
+    *,
+    out: Annotated[Path, option(OUTPUT, "The file that --trace reads.")] = Path("trace.jsonl"),
+    verbose: Verbose = False,
+) -> int:
+    """Write recorded traffic as a trace: when requests came and how long they were, without any text or name.
+
+    What production sent is sent again, as often and as fast as you say:
+
+    sidelight workload watches/monday --out monday.jsonl
+
+    sidelight run http://HOST:8000 --trace monday.jsonl --rate 2x
+
+    Spans hold no text: which prompts share a beginning is not in it, and sessions are single requests.
+    """
+    del verbose  # which is read before
+    from sidelight.sidecar.report.capture import write_trace  # noqa: PLC0415  as above
+
+    print(f"Written to {out}: {write_trace(run_directory, out)}")  # noqa: T201  its result
+    return 0
+
+
 def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as above
     """Examine an endpoint before a run: whether it answers and streams, its engine, its metrics, what is missing.
 
