@@ -56,7 +56,7 @@ async def test_a_client_leaves_in_the_middle_of_a_reply(serve: Serve, wire: type
 
     server = await serve(script)
     worker = await start(server.url)
-    await worker.run(-1, -1, concurrency=1, leave_ns=50_000_000)
+    await worker.run(-1, -1, concurrency=1, leave_ns=1_000_000_000)
     assert 2 == (await worker.hear())["finished"]
     await worker.until(lambda: len(gone) == 2)
     got = worker.log()
