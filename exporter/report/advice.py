@@ -12,9 +12,7 @@ from sidelight.correlator.statistics.queueing import KvLoads, WhileWaiting
 from sidelight.exporter.summary.breakdown import Breakdown, is_certain, json_name
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.gateways import GatewaySummary
-from sidelight.exporter.summary.result import Summary
-from sidelight.loadgen.requests.self_check.claims import Claim, are_sure
-from sidelight.loadgen.requests.self_check.nodes import NodeSummary, unknown_clocks
+from sidelight.exporter.summary.result import Summary, generator_held_up, unknown_clock
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.printable.numbers import cell, percent, spoken
@@ -27,6 +25,7 @@ LARGE = 0.4  # of the TTFT: a part with less is not what to work on
 LEAST_SCRAPES = 5  # with a waiting request, of which to say why it waited
 FULL, ROOM = 0.9, 0.8  # KV cache usage: full above the one, room below the other
 AT_MOST = 0.5  # of the scrapes with a waiting request: in as many an engine ran as much as it ever did
+MOSTLY = 0.6  # of the slowest waits: what less of it went into does not explain them
 LEAST_REQUESTS = 20
 LEAST_SLOW = 5  # slowest requests: what fewer were slow of is chance, and the mean says what to work on
 STRONG_RHO = 0.7
@@ -69,7 +68,9 @@ class Observations:
 
     `shares` are those of the parts of slow requests' TTFT where that is known, else of the mean; `prefill` is advice on
     prefill, None without evidence; `wait_ms` is the mean wait by the number of waiting requests, None where not known;
-    `loads` are of KV caches from elsewhere, within a queue; `slow_rank` waits longer than the others of its engine.
+    `loads` are of KV caches from elsewhere, within a queue; `prefill_of_others` is the share of the slowest waits that
+    went into others' prompts, None where spans do not say; `put_off` is the share of the waiting requests that an
+    engine of several models put off; `slow_rank` waits longer than the others of its engine.
     """
 
     breakdown: Breakdown
@@ -82,6 +83,8 @@ class Observations:
     prefill: Advice | None = None
     wait_ms: float | None = None
     loads: KvLoads | None = None
+    prefill_of_others: float | None = None
+    put_off: float | None = None
     slow_rank: SlowRank | None = None
 
     @property
@@ -120,8 +123,26 @@ def observed(summary: Summary) -> Observations:
         prefill=_prefill(summary),
         wait_ms=_wait_ms(summary),
         loads=correlation.evidence.kv_loads or None,
+        prefill_of_others=_prefill_of_others(correlation),
+        put_off=_put_off(summary),
         slow_rank=next((endpoint.slow_rank for endpoint in server.endpoints if endpoint.slow_rank), None),
     )
+
+
+def _prefill_of_others(correlation: Correlation) -> float | None:
+    waits = [each for each in correlation.work.waits if each.role != "decode"]
+    whole_ms = sum(each.wait_ms for each in waits)
+    return sum(each.prefill_ms for each in waits) / whole_ms if whole_ms else None
+
+
+def _put_off(summary: Summary) -> float | None:
+    """Return the share of waiting requests put off for a LoRA adapter; None: unknown."""
+    server = summary.server
+    if not summary.client.models or server.kv_fetch_in_progress or not server.requests_waiting_deferred:
+        return None
+    waiting = server.requests_waiting.stats.mean if server.requests_waiting else UNSET
+    put_off = server.requests_waiting_deferred.stats.mean
+    return put_off / waiting if waiting is not UNSET and put_off is not UNSET and waiting else None
 
 
 def _wait_ms(summary: Summary) -> float | None:
@@ -146,48 +167,6 @@ def advised(summary: Summary) -> Advice:
     if explained is None or first:
         return Advice(seen=explained.seen if explained else "", cure=first or _without_evidence(summary))
     return Advice(seen=explained.seen, cure=f"{explained.cure}{_less_load(summary)}")
-
-
-def generator_held_up(summary: Summary) -> bool:
-    """Return whether the load generator's error is large enough to change the verdict.
-
-    That is whether an objective is met, and which part of the TTFT is the largest. Goodput judges each request, whose
-    margins are not known; without an objective and parts the figures are all there is.
-    """
-    error_ms, slo = summary.self_check.error_ms, summary.client.slo
-    if summary.watch or not error_ms.ttft.unusable:
-        return False
-    objectives = slo.objectives if slo else []
-    timed = [(each.metric, Claim(each.value_ms, each.bound)) for each in objectives if each.value_ms is not None]
-    gaps = [claim for metric, claim in timed if metric in ("itl", "tpot")]
-    waits = [*(claim for metric, claim in timed if metric in ("ttft", "e2e")), *_largest_claim(summary.correlation)]
-    if not (objectives or waits) or any(each.metric in ("goodput", "goodput_ratio") for each in objectives):
-        return True
-    return not (are_sure(waits, error_ms.ttft.p99 or 0.0) and are_sure(gaps, error_ms.itl.p99 or 0.0))
-
-
-def unknown_clock(summary: Summary) -> NodeSummary | None:
-    """Return the node with a clock that could change the largest part of the TTFT.
-
-    Spans and replies state durations, each by one clock. Estimates and joins by time compare a node's clock with ours.
-    """
-    correlation, nodes = summary.correlation, unknown_clocks(summary.client.by_node or ())
-    if not correlation.coverage.histogram and not correlation.quality.by_time:
-        return None
-    off_ms = [(node.clock_error_ms or 0.0) * node.sent / max(1, summary.client.requests.sent) for node in nodes]
-    return None if are_sure(_largest_claim(correlation), sum(off_ms)) else nodes[off_ms.index(max(off_ms))]
-
-
-def _largest_claim(correlation: Correlation) -> list[Claim]:
-    return [] if correlation.missing else largest_claim(correlation.breakdown)
-
-
-def largest_claim(breakdown: Breakdown) -> list[Claim]:
-    """Return the claim that a part of the mean TTFT is the largest; nothing where its parts are not known."""
-    parts = (getattr(breakdown, json_name(part)) for part in TTFT_PARTS)
-    means_ms = sorted((part.mean for part in parts if part.mean is not None and is_certain(part)), reverse=True)
-    first_ms, second_ms, *_ = *means_ms, 0.0, 0.0
-    return [Claim(first_ms, second_ms)] if means_ms else []
 
 
 def _before_any_change(summary: Summary) -> str:
@@ -309,7 +288,8 @@ def _queue(seen: Observations) -> Advice | None:
     queue_ms = seen.breakdown.queue_ms.mean or 0.0
     is_shared = seen.breakdown.decode_queue_ms.mean is not None
     by_loads = None if is_shared else _loads(seen.loads, queue_ms, "the engine's queue")
-    return by_loads or _slow_rank(seen) or advice_on_queue(seen.waited, seen.limits, seen.preemptions)
+    by_others = _slow_rank(seen) or _adapters(seen) or _prompts_of_others(seen)
+    return by_loads or by_others or advice_on_queue(seen.waited, seen.limits, seen.preemptions)
 
 
 def _slow_rank(seen: Observations) -> Advice | None:
@@ -320,6 +300,27 @@ def _slow_rank(seen: Observations) -> Advice | None:
         seen=f"Rank {slow.rank} held requests in its queue for {spoken(slow.queue_ms)} in the mean, the others for "
         f"{spoken(slow.others_ms)} (median)",
         cure=f"spread requests over the ranks by their load, not in turn{_named(seen.limits.balance)}",
+    )
+
+
+def _adapters(seen: Observations) -> Advice | None:
+    """Return advice on a queue for places of LoRA adapters."""
+    if seen.put_off is None or seen.put_off < AT_MOST:
+        return None
+    return Advice(
+        seen=f"{percent(seen.put_off)} of the waiting requests were put off, as one for a further LoRA adapter is",
+        cure=f"let more adapters run together{_named(seen.limits.adapters)}, or give them replicas of their own",
+    )
+
+
+def _prompts_of_others(seen: Observations) -> Advice | None:
+    """Return advice on a queue that waits for prefills: more running requests would only share them."""
+    if seen.preemptions or (share := seen.prefill_of_others) is None or share < MOSTLY:
+        return None
+    return Advice(
+        seen=f"{percent(share)} of the slowest waits in the engine went into other requests' prompts, by all spans",
+        cure="add prefill capacity, or send long prompts to a replica of their own; more running requests would wait "
+        "for the same",
     )
 
 

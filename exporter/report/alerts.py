@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from sidelight.exporter.report.advice import generator_held_up, unknown_clock
-from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.result import Summary, generator_held_up, unknown_clock
 from sidelight.loadgen.requests.self_check.nodes import clock_line
 from sidelight.recorded.integrity import Integrity, LogIntegrity
 from sidelight.rundir.printable.numbers import agree, count_of

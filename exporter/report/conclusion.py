@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from sidelight.correlator.parts import CAUSES
 from sidelight.exporter.document import Prose
-from sidelight.exporter.report.advice import generator_held_up, observed
+from sidelight.exporter.report.advice import observed
 from sidelight.exporter.report.verdict import beside_figures, measured, where_it_went
 from sidelight.exporter.summary.breakdown import is_certain
 from sidelight.exporter.summary.gateways import GatewaySummary
-from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.result import Summary, generator_held_up
 from sidelight.exporter.summary.tail import TailAttribution, ranked
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import too_many_failed

@@ -12,11 +12,15 @@ import msgspec
 from msgspec import UnsetType, structs
 
 from sidelight.correlator.load.stability import Stability
+from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.correlator.statistics.percentiles import NAMES, PercentileIntervals
+from sidelight.exporter.summary.breakdown import Breakdown, is_certain, json_name
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.verdict import RunVerdict
 from sidelight.exporter.summary.watched import WatchedTraffic
 from sidelight.loadgen.requests.self_check.check import SelfCheck
+from sidelight.loadgen.requests.self_check.claims import Claim, are_sure
+from sidelight.loadgen.requests.self_check.nodes import NodeSummary, unknown_clocks
 from sidelight.loadgen.requests.summary import ClientSummary
 from sidelight.loadgen.requests.warmup import WarmupStatement
 from sidelight.recorded.integrity import Integrity
@@ -243,3 +247,45 @@ def _reasons(properties: dict[str, Any]) -> dict[str, Any]:
         return {}
     numbers = {"properties": {name: {"type": "number"} for name in STATISTICS}}
     return {"if": {"not": {"required": ["missing"]}}, "then": numbers}
+
+
+def generator_held_up(summary: Summary) -> bool:
+    """Return whether the load generator's error is large enough to change the verdict.
+
+    That is whether an objective is met, and which part of the TTFT is the largest. Goodput judges each request, whose
+    margins are not known; without an objective and parts the figures are all there is.
+    """
+    error_ms, slo = summary.self_check.error_ms, summary.client.slo
+    if summary.watch or not error_ms.ttft.unusable:
+        return False
+    objectives = slo.objectives if slo else []
+    timed = [(each.metric, Claim(each.value_ms, each.bound)) for each in objectives if each.value_ms is not None]
+    gaps = [claim for metric, claim in timed if metric in ("itl", "tpot")]
+    waits = [*(claim for metric, claim in timed if metric in ("ttft", "e2e")), *_largest_claim(summary.correlation)]
+    if not (objectives or waits) or any(each.metric in ("goodput", "goodput_ratio") for each in objectives):
+        return True
+    return not (are_sure(waits, error_ms.ttft.p99 or 0.0) and are_sure(gaps, error_ms.itl.p99 or 0.0))
+
+
+def unknown_clock(summary: Summary) -> NodeSummary | None:
+    """Return the node with a clock that could change the largest part of the TTFT.
+
+    Spans and replies state durations, each by one clock. Estimates and joins by time compare a node's clock with ours.
+    """
+    correlation, nodes = summary.correlation, unknown_clocks(summary.client.by_node or ())
+    if not correlation.coverage.histogram and not correlation.quality.by_time:
+        return None
+    off_ms = [(node.clock_error_ms or 0.0) * node.sent / max(1, summary.client.requests.sent) for node in nodes]
+    return None if are_sure(_largest_claim(correlation), sum(off_ms)) else nodes[off_ms.index(max(off_ms))]
+
+
+def _largest_claim(correlation: Correlation) -> list[Claim]:
+    return [] if correlation.missing else largest_claim(correlation.breakdown)
+
+
+def largest_claim(breakdown: Breakdown) -> list[Claim]:
+    """Return the claim that a part of the mean TTFT is the largest; nothing where its parts are not known."""
+    parts = (getattr(breakdown, json_name(part)) for part in TTFT_PARTS)
+    means_ms = sorted((part.mean for part in parts if part.mean is not None and is_certain(part)), reverse=True)
+    first_ms, second_ms, *_ = *means_ms, 0.0, 0.0
+    return [Claim(first_ms, second_ms)] if means_ms else []

@@ -15,7 +15,6 @@ from sidelight.exporter.report.advice import (
     Advice,
     Observations,
     cure_of_failures,
-    largest_claim,
     of_missed,
 )
 from sidelight.exporter.report.alerts import FAILING_IN_PART
@@ -31,6 +30,7 @@ from sidelight.exporter.report.verdict.state import (
     is_queueing,
     unseen_headline,
 )
+from sidelight.exporter.summary.result import largest_claim
 from sidelight.exporter.summary.verdict import (
     RunVerdict,
     Subject,

@@ -15,9 +15,7 @@ from sidelight.exporter.report.advice import (
     RUNS_AGAIN,
     advised,
     cure_of_failures,
-    generator_held_up,
     observed,
-    unknown_clock,
 )
 from sidelight.exporter.report.alerts import damage_of, failed_line, is_failing, loss_lines, restarted
 from sidelight.exporter.report.load import overload
@@ -32,7 +30,7 @@ from sidelight.exporter.report.verdict.parts import (
 from sidelight.exporter.report.verdict.shown import LEVELS, failed_figure, objective_of, served_figure, time_figures
 from sidelight.exporter.report.verdict.state import JudgedState, by_objectives, by_parts, waits_of
 from sidelight.exporter.report.verdict.unseen import unseen_verdict
-from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.result import Summary, generator_held_up, unknown_clock
 from sidelight.exporter.summary.verdict import (
     RunVerdict,
     VerdictFigure,

@@ -17,6 +17,7 @@ from sidelight.exporter.summary.breakdown import json_name
 from sidelight.exporter.summary.correlation import Evidence
 from sidelight.exporter.summary.gateways import GatewaySummary
 from sidelight.exporter.summary.result import Summary
+from sidelight.exporter.summary.slowest import EngineWait, EngineWork
 from sidelight.loadgen.requests.slo.results import ObjectiveResult, SloResult
 from sidelight.scraper.window.pools import SlowRank
 from sidelight.scraper.window.quantities import GatewayPage
@@ -36,6 +37,7 @@ def made_of(
     waiting: WhileWaiting = NEVER,
     rho: float | None = None,
     loads: KvLoads | UnsetType = UNSET,
+    by_prompts: float = 0.0,
     **sections: Any,
 ) -> Summary:
     """Return a run whose TTFT is 90 % one part, with this evidence."""
@@ -46,9 +48,18 @@ def made_of(
         correlation,
         breakdown=replace(correlation.breakdown, **parts | sections.pop("breakdown", {})),
         gateways=sections.pop("gateways", []),
+        work=EngineWork(coverage=1.0, waits=[wait(by_prompts)] if by_prompts else []),
         evidence=Evidence(while_waiting=waiting, prefill_input_tokens_rho=rho, kv_loads=loads),
     )
     return replace(summaries.summary(correlation), **sections)
+
+
+def wait(by_prompts: float) -> EngineWait:
+    """Return a wait of 2 s of which that share went into other requests' prompts."""
+    return EngineWait(
+        request_id="r", trace_id="", engine="e", role="", wait_ms=2000.0, itself_ms=0.0, prefill_ms=2000.0 * by_prompts,
+        decode_ms=2000.0 * (1 - by_prompts), idle_ms=0.0, prefills=9, decodes=4, largest=[],
+    )  # fmt: skip
 
 
 def known(name: str, mean_ms: float, share: float) -> Any:
@@ -88,6 +99,7 @@ SLOW = Endpoint(
     scrapes=Scrapes(ok=9, failed=0, failures={}),
     slow_rank=SlowRank(rank="3", queue_ms=410.0, others_ms=100.0),
 )
+PUT_OFF = engine(requests_waiting=summaries.gauge(mean=10.0), requests_waiting_deferred=summaries.gauge(mean=8.0))
 FINE = "nothing, if these times are good enough (--slo says what is)"
 SOURCES = (
     "name the engine's metrics page (--metrics URL), or have the engine send its spans here (--otlp-listen HOST:PORT), "
@@ -122,6 +134,23 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
             made_of("queue", waiting=SEATS, server=engine(preemptions=summaries.counter(12.0, 1.0))),
             "The engine preempted running requests (12 x)",
             "let fewer requests run at once (--max-num-seqs)",
+        ),
+        (
+            made_of(
+                "queue", waiting=SEATS, server=PUT_OFF, client=replace(summaries.client(), models=dict.fromkeys("ab"))
+            ),
+            "80 % of the waiting requests were put off, as one for a further LoRA adapter is",
+            "let more adapters run together (--max-loras)",
+        ),
+        (
+            made_of("queue", waiting=SEATS, by_prompts=0.7),
+            "70 % of the slowest waits in the engine went into other requests' prompts, by all spans",
+            "add prefill capacity, or send long prompts to a replica of their own",
+        ),
+        (
+            made_of("queue", waiting=SEATS, by_prompts=0.5),
+            "the limit on running requests is the likely reason",
+            "raise that limit (--max-num-seqs), since the KV cache has room, or add a replica",
         ),
         (
             made_of("queue", waiting=SEATS, server=replace(engine(), endpoints=[SLOW])),
@@ -179,6 +208,9 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
         "cache",
         "cache full at times",
         "preempted",
+        "adapters",
+        "prompts of others",
+        "seats beside prompts",
         "a slow rank",
         "long prompts",
         "not cached",
