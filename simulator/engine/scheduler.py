@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -69,6 +70,7 @@ class SimulatedEngine:
         self._loaded: list[EngineSequence] = []
         self._running: list[EngineSequence] = []
         self._adapters: list[str] = []  # those that are held, the last used last
+        self._has_adapters = False
         self._step: EngineStep | None = None
         self._start_ns = start_ns
         self.submitted = 0
@@ -94,6 +96,7 @@ class SimulatedEngine:
         extend_chain(
             sequence.chain, sequence.token_ids, len(sequence.token_ids) // block_size, block_size, sequence.root
         )
+        self._has_adapters |= bool(request.adapter)
         self._live[number] = sequence
         self._arrived.append(sequence)
         return number
@@ -202,7 +205,7 @@ class SimulatedEngine:
             lost=lost,
             kv_fetch=self._kv_fetch(step),
             drafts=tuple(step.drafts),
-            put_off=sum(not self._has_place(sequence) for sequence in self._waiting),
+            put_off=len(self._waiting) - sum(1 for _ in self._runnable()) if self._has_adapters else 0,
             computed=tuple((sequence.request.request_id, tokens) for sequence, tokens in step.chunks),
         )
 
@@ -273,7 +276,7 @@ class SimulatedEngine:
         while self._loaded and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
             self._admit(self._loaded.pop(0), step, now_ns)
         while self._waiting and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
-            sequence = next((each for each in self._waiting if self._has_place(each)), None)
+            sequence = next(self._runnable(), None)
             if sequence is None:
                 return
             # The last token is always computed: its result is the next token.
@@ -318,10 +321,14 @@ class SimulatedEngine:
         step.chunks.append((sequence, chunk_tokens))
         step.budget -= chunk_tokens
 
-    def _has_place(self, sequence: EngineSequence) -> bool:
-        """Return whether a request's adapter may run beside those that do."""
+    def _runnable(self) -> Iterator[EngineSequence]:
+        """Yield the waiting requests that may run beside the adapters of others, in order."""
+        if not self._has_adapters:  # the rule costs a look at all running requests
+            yield from self._waiting
+            return
         running = {each.request.adapter for each in self._running} - {""}
-        return sequence.request.adapter in running | {""} or len(running) < self.settings.max_loras
+        is_full = len(running) >= self.settings.max_loras
+        yield from (each for each in self._waiting if not is_full or each.request.adapter in running | {""})
 
     def _hold_adapter(self, adapter: str, step: EngineStep) -> None:
         """Load an adapter unless it is held; the one unused for the longest gives way."""
