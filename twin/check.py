@@ -52,7 +52,7 @@ def engine_of(fitted: EngineFit, *, kv_blocks: int | None = None) -> EngineSetti
     """Return the settings under which the twin plays; seats and blocks that are not known do not run out."""
     return EngineSettings(
         max_num_seqs=fitted.seats or fitted.budget,
-        max_num_batched_tokens=fitted.budget,
+        max_num_batched_tokens=max(fitted.budget, fitted.seats or 0),
         kv_blocks=kv_blocks or _ROOM,
         max_model_len=_BLOCK,
         block_size=_BLOCK,

@@ -32,6 +32,10 @@ def twin_of(run: Run, *, seats: int | None = None, budget: int | None = None, kv
     fitted = fit(requests, budget=budget, seats=seats)
     if isinstance(fitted, Missing):
         raise refused(run, fitted.reason)
+    if seats is not None and seats < fitted.seen.sequences:
+        raise ConfigurationError(
+            "predict.known", f"--known max-num-seqs={seats}: the run had {fitted.seen.sequences} sequences in a step"
+        )
     engine = engine_of(fitted, kv_blocks=kv_blocks)
     missed = misfit(requests, fitted, engine)
     if isinstance(missed, Missing) or (reason := refusal(requests, fitted, missed)):

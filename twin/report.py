@@ -33,27 +33,25 @@ def answer_lines(predicted: Predicted) -> Iterator[Prose]:
 
 def details(predicted: Predicted) -> Iterator[Block]:
     """Yield the tables, the notes, and the fit."""
-    for name, title in _TITLES.items():
-        rows = [_row(load, name) for load in predicted.loads if load.refused is UNSET]
-        yield table(title, [words("p50"), words("p90"), words("p99")], rows, label_width=_LABEL, kept_in="")
-        yield BLANK
-    yield table(
-        "Load",
-        [
-            *numbers("served/s", "tokens/s", show=_number),
-            words("busy"),
-            words("binds"),
-            *([words("SLO")] if predicted.slo else []),
-            *_price_columns(predicted),
-        ],
-        [_load_row(load) for load in predicted.loads if load.refused is UNSET],
-        label_width=_LABEL,
-        kept_in="",
-    )
-    yield BLANK
+    if any(load.refused is UNSET for load in predicted.loads):
+        yield from _tables(predicted)
     yield from _notes(predicted.loads)
     yield Prose(engine_line(predicted.fit))
     yield Prose(misfit_line(predicted.fit))
+
+
+def _tables(predicted: Predicted) -> Iterator[Block]:
+    shown = [load for load in predicted.loads if load.refused is UNSET]
+    for name, title in _TITLES.items():
+        rows = [_row(load, name) for load in shown]
+        yield table(title, [words("p50"), words("p90"), words("p99")], rows, label_width=_LABEL, kept_in="")
+        yield BLANK
+    columns = [
+        *numbers("served/s", "tokens/s", show=_number), words("busy"), words("binds"),
+        *([words("SLO")] if predicted.slo else []), *_price_columns(predicted),
+    ]  # fmt: skip
+    yield table("Load", columns, [_load_row(load) for load in shown], label_width=_LABEL, kept_in="")
+    yield BLANK
 
 
 def rests_on(predicted: Predicted) -> str:

@@ -12,9 +12,9 @@ from scipy.stats import t as student
 from sidelight.loadgen.plan.arrivals import Arrival, schedule
 from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
-from sidelight.simulator.settings import EngineSettings
+from sidelight.simulator.settings import EngineSettings, SettingsError
 from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
-from sidelight.twin.engine.fit import EngineFit
+from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineFit
 from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
 from sidelight.twin.engine.steps import StreamedRequests
 
@@ -95,7 +95,9 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
     engine's seats did not show, it is played with as many as the run had filled and with more than can be filled: what
     both say is predicted, and what they differ in is refused.
     """
-    engine = _engine(twin.engine, scenario)
+    engine = _engine(twin, scenario)
+    if isinstance(engine, Missing):
+        return engine
     if twin.fitted.seats is not None or "max-num-seqs" in scenario.settings:
         return _predict(twin, scenario, engine, plays)
     fewest = twin.fitted.seen.sequences
@@ -120,8 +122,11 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
 def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int | None) -> Prediction | Missing:
     rate = scenario.rate_per_s or twin.rate_per_s
     about = len(twin.requests) if _is_closed(twin, scenario) else round(rate * twin.duration_s)
-    if about < scenario.replicas:
-        return Missing(f"at {rate:g} requests/s {about} are sent in {twin.duration_s:.0f} s")
+    if about < LEAST_REQUESTS * scenario.replicas:
+        return Missing(
+            f"{about} requests are sent in {twin.duration_s:.0f} s, and each replica needs {LEAST_REQUESTS}: give a "
+            "higher rate, or a longer run"
+        )
     plays = plays or int(np.clip(_REQUESTS // about, _LEAST_PLAYS, _MOST_PLAYS))
     played = [_played(twin, scenario, engine, seed) for seed in range(plays)]
     logs = np.log(np.array([each.quantiles for each in played]))
@@ -211,9 +216,17 @@ def _play_of(
     )
 
 
-def _engine(engine: EngineSettings, scenario: Scenario) -> EngineSettings:
+def _engine(twin: Twin, scenario: Scenario) -> EngineSettings | Missing:
+    """Return the engine of a scenario, or why none can be so."""
     changes: dict[str, Any] = {SETTINGS[name]: value for name, value in scenario.settings.items()}
-    return replace(engine, **changes)
+    try:
+        engine = replace(twin.engine, **changes)
+    except SettingsError as error:
+        return Missing(str(error))
+    longest = int((twin.requests.prompt_tokens + twin.requests.output_tokens).max())
+    if (needed := -(-longest // engine.block_size)) > engine.kv_blocks:
+        return Missing(f"the longest request has {longest:,} tokens and needs {needed:,} blocks of {engine.block_size}")
+    return engine
 
 
 def _arrivals(twin: Twin, scenario: Scenario, seed: int, random: np.random.Generator) -> Floats | None:

@@ -123,6 +123,18 @@ def test_seats_that_did_not_show_are_refused_where_they_matter() -> None:
     assert isinstance(predict(unknown, known), Prediction)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"kv-blocks": 3}, {"max-num-batched-tokens": 8}, {"max-num-seqs": 4096, "max-num-batched-tokens": 512}]
+)
+def test_an_engine_that_cannot_be_is_refused(twin: Twin, settings: dict[str, int]) -> None:
+    assert isinstance(predict(twin, Scenario(label="", rate_per_s=3.0, settings=settings)), Missing)
+
+
+def test_too_few_requests_are_refused(twin: Twin) -> None:
+    assert isinstance(predict(twin, Scenario(label="", rate_per_s=0.01)), Missing)
+    assert isinstance(predict(twin, Scenario(label="", rate_per_s=3.0, replicas=100)), Missing)
+
+
 def test_gaps_of_a_trace_are_drawn_from_it(light: StreamedRequests) -> None:
     traced = twin_of(light, arrival=None)
     shown, drawn = (predicted(each, Scenario(label="", rate_per_s=3.0)) for each in (twin_of(light), traced))
