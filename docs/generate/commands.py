@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 COMMANDS = (
-    "", "demo", "run", "test", "compare", "sweep", "scrape", "watch", "simulate", "report", "workload", "predict",
+    "", "demo", "run", "test", "compare", "sweep", "scrape", "watch", "simulate", "report", "capture", "predict",
     "doctor", "schema",
 )  # fmt: skip
 HEADING = """# Commands

@@ -61,7 +61,7 @@ app.command(measuring.scrape, group=MEASURE, usage="Usage: sidelight scrape [OPT
 app.command(measuring.watch, group=MEASURE, usage="Usage: sidelight watch [OPTIONS] [URL of a metrics page...]")
 app.command(inspecting.simulate, group=INSPECT, help_flags=[])
 app.command(inspecting.report, group=INSPECT, usage="Usage: sidelight report [OPTIONS] RUN [RUN ...]")
-app.command(inspecting.capture, name="workload", group=INSPECT, usage="Usage: sidelight workload [OPTIONS] RUN")
+app.command(inspecting.capture, group=INSPECT, usage="Usage: sidelight capture [OPTIONS] RUN")
 app.command(draft.PREDICT, name="predict", group=INSPECT, usage="Usage: sidelight predict [OPTIONS] RUN")
 app.command(inspecting.doctor, group=INSPECT, usage="Usage: sidelight doctor [OPTIONS] URL")
 app.command(inspecting.schema, group=INSPECT)

@@ -156,7 +156,7 @@ def capture(
 
     What production sent is sent again, as often and as fast as you say:
 
-    sidelight workload watches/monday --out monday.jsonl
+    sidelight capture watches/monday --out monday.jsonl
 
     sidelight run http://HOST:8000 --trace monday.jsonl --rate 2x
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from waiting import BOUND_S
 
 from sidelight.loadgen.plan.workloads import catalogue as workloads
 from sidelight.sidecar.__main__ import LEAST_BYTES
+from sidelight.sidecar.cli.app import app
 from sidelight.sidecar.cli.help import RARE
 from sidelight.sidecar.options.fields import flag_of
 from sidelight.sidecar.options.load import RunOptions
+from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
 
 UNUSED = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there
 RUN = f"run --url {UNUSED}"
@@ -190,6 +193,12 @@ def test_a_run_whose_requests_cannot_be_sent_again_is_refused(sidelight: Sidelig
     ended = sidelight(*f"{RUN} --replay-requests r".split())
     assert (2, "", 1) == (ended.code, ended.out, ended.err.count("\n"))
     assert f"--replay-requests r: {said}" in ended.err or f"--replay-requests {said}" in ended.err
+
+
+def test_no_command_has_the_name_of_an_option():
+    """A configuration file would lose the option without a word: the parser takes its key for the command."""
+    options = {field.name for kind in (RunOptions, ScrapeOptions, WatchOptions) for field in fields(kind)}
+    assert set() == {name for name in app if name.replace("-", "_") in options}
 
 
 @pytest.mark.parametrize(

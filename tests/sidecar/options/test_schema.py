@@ -185,7 +185,7 @@ def test_objects_of_a_summary_are_closed():
         and "propertyNames" not in member
     }
     named = {"missing", "engines", "errors", "failures", "failed_readings", "config", "tests", "absent", "without"}
-    named |= {"engine_only_ms"}
+    named |= {"engine_only_ms", "models", "endpoints"}
     reasons = {"none_reasons", "estimated_reasons", "refused", "refused_reasons", "kinds", "examples"}
     assert named | reasons | {"classes", "special_tokens", "urls", "merged", "requirements"} == free
 

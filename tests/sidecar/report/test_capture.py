@@ -1,4 +1,4 @@
-"""`sidelight workload`: recorded traffic as a trace."""
+"""`sidelight capture`: recorded traffic as a trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_run_is_the_trace_of_its_own_load(sidelight: Command, tmp_path: Path) 
     prompts, outputs = lengths(30, 4)
     at_s = arrivals(30, 3.0, 4)
     write(tmp_path / "run", simulated(engine(), prompts, outputs, at_s=at_s), {"rate": 3.0})
-    assert sidelight("workload", tmp_path / "run", "--out", tmp_path / "trace.jsonl").code == 0
+    assert sidelight("capture", tmp_path / "run", "--out", tmp_path / "trace.jsonl").code == 0
     trace = read_trace(tmp_path / "trace.jsonl")
     assert trace.name == "mooncake"
     assert trace.input_tokens.tolist() == prompts.tolist()
@@ -43,7 +43,7 @@ def test_a_watch_is_the_trace_of_the_requests_whose_tokens_are_known(sidelight: 
             )
         )
     log.close()
-    ended = sidelight("workload", tmp_path / "watch", "--out", tmp_path / "trace.jsonl")
+    ended = sidelight("capture", tmp_path / "watch", "--out", tmp_path / "trace.jsonl")
     assert ended.code == 0
     assert "9 requests" in ended.out
     trace = read_trace(tmp_path / "trace.jsonl")
@@ -54,6 +54,6 @@ def test_a_watch_is_the_trace_of_the_requests_whose_tokens_are_known(sidelight: 
 
 def test_nothing_to_send_again_is_refused(sidelight: Command, tmp_path: Path) -> None:
     begin(tmp_path / "watch")
-    ended = sidelight("workload", tmp_path / "watch")
+    ended = sidelight("capture", tmp_path / "watch")
     assert ended.code == 2
     assert not (tmp_path / "trace.jsonl").exists()
