@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sidelight.rundir.columns import Floats
+from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings
 from sidelight.twin.engine.fit import EngineFit, fit
@@ -63,9 +63,7 @@ def engine_of(fitted: EngineFit, *, kv_blocks: int | None = None) -> EngineSetti
 
 def latencies_ms(load: EngineLoad, times: EngineTimes, frontend_s: Floats) -> Floats:
     """Return the latencies of played requests at their clients [3, n]; no TPOT of one token."""
-    submit_s = times.arrival_s - frontend_s
-    gaps = np.where(load.output_tokens > 1, load.output_tokens - 1, np.nan)
-    return 1e3 * np.stack([times.first_s - submit_s, (times.last_s - times.first_s) / gaps, times.last_s - submit_s])
+    return _latencies_ms(times.arrival_s - frontend_s, times.first_s, times.last_s, load.output_tokens)
 
 
 def quantiles_of(latencies: Floats) -> Floats:
@@ -93,9 +91,12 @@ def replayed(requests: StreamedRequests, engine: EngineSettings, fitted: EngineF
 
 def observed_ms(requests: StreamedRequests) -> Floats:
     """Return the TTFT, TPOT and E2E of a run's requests [3, n]."""
-    gaps = np.where(requests.output_tokens > 1, requests.output_tokens - 1, np.nan)
-    first_s, last_s = requests.first_s, requests.last_s
-    return 1e3 * np.stack([first_s - requests.submit_s, (last_s - first_s) / gaps, last_s - requests.submit_s])
+    return _latencies_ms(requests.submit_s, requests.first_s, requests.last_s, requests.output_tokens)
+
+
+def _latencies_ms(submit_s: Floats, first_s: Floats, last_s: Floats, output_tokens: Ints) -> Floats:
+    gaps = np.where(output_tokens > 1, output_tokens - 1, np.nan)
+    return 1e3 * np.stack([first_s - submit_s, (last_s - first_s) / gaps, last_s - submit_s])
 
 
 def misfit(requests: StreamedRequests, fitted: EngineFit, engine: EngineSettings) -> Misfit | Missing:

@@ -67,11 +67,12 @@ class EngineFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Steps of known duration: their contents [m, 4], durations [m], and numbers [m]."""
+    """Steps of known duration: their contents [m, 4] and durations [m], fitted: see `_solve`."""
 
     table: Floats
     duration_s: Floats
-    of_step: Ints
+    coefficients: Floats
+    residuals: Floats
 
 
 def fit(
@@ -92,10 +93,8 @@ def fit(
     frontends_s, limit = np.zeros(1), seats
     for _ in range(2):  # the front end says when a prompt came, and the prefills say the front end
         frontend_s = float(np.median(frontends_s))
-        chosen, prefills = _by_budget(requests, steps, frontend_s, limit, (budget,) if budget else BUDGETS)
-        rows = _rows(steps, prefills)
-        coefficients, residuals = _solve(rows.table, rows.duration_s)
-        speed = _speed(coefficients, residuals)
+        chosen, prefills, rows = _by_budget(requests, steps, frontend_s, limit, (budget,) if budget else BUDGETS)
+        speed = _speed(rows.coefficients, rows.residuals)
         frontends_s = _frontends(requests, steps, prefills, speed, chosen)
         limit = seats or _seats(requests, steps, prefills, float(np.median(frontends_s)), chosen)
     sequences = np.rint(rows.table[:, 2]).astype(np.int64)
@@ -105,7 +104,7 @@ def fit(
         seats=limit,
         budget=chosen,
         frontend_s=frontends_s,
-        residuals=residuals,
+        residuals=rows.residuals,
         sequences=sequences,
         seen=Seen(
             sequences=int(sequences.max()),
@@ -118,18 +117,17 @@ def fit(
 
 def _by_budget(
     requests: StreamedRequests, steps: EngineSteps, frontend_s: float, seats: int | None, budgets: Sequence[int]
-) -> tuple[int, Prefills]:
-    """Return the budget under which the steps fit best, with its prefills: the largest of those that fit alike."""
-    tried: list[tuple[float, int, Prefills]] = []
+) -> tuple[int, Prefills, _Rows]:
+    """Return the budget under which the steps fit best, with its fit: the largest of those that fit alike."""
+    tried: list[tuple[float, int, Prefills, _Rows]] = []
     for budget in budgets:
         prefills = prefills_of(requests, steps, budget=budget, seats=seats, frontend_s=frontend_s)
         rows = _rows(steps, prefills)
-        _, residuals = _solve(rows.table, rows.duration_s)
-        tried.append((float(np.mean(np.minimum(np.abs(residuals), _OUTLIER))), budget, prefills))
+        tried.append((float(np.mean(np.minimum(np.abs(rows.residuals), _OUTLIER))), budget, prefills, rows))
         if prefills.tokens.max() + steps.decodes.max() < budget:
             break  # larger ones make no difference
-    least = min(loss for loss, _, _ in tried)
-    return next((budget, prefills) for loss, budget, prefills in reversed(tried) if loss <= least * _ALIKE)
+    least = min(loss for loss, *_ in tried)
+    return next(chosen for loss, *chosen in reversed(tried) if loss <= least * _ALIKE)
 
 
 def _rows(steps: EngineSteps, prefills: Prefills) -> _Rows:
@@ -141,7 +139,8 @@ def _rows(steps: EngineSteps, prefills: Prefills) -> _Rows:
     within = sums[:, of_step] - sums[:, since]
     within[1:] /= of_step - since
     table = np.column_stack([np.ones(len(of_step)), *within])
-    return _Rows(table=table, duration_s=steps.duration_s[of_step], of_step=of_step)
+    coefficients, residuals = _solve(table, steps.duration_s[of_step])
+    return _Rows(table=table, duration_s=steps.duration_s[of_step], coefficients=coefficients, residuals=residuals)
 
 
 def _solve(table: Floats, duration_s: Floats) -> tuple[Floats, Floats]:
@@ -180,7 +179,7 @@ def _speed(coefficients: Floats, residuals: Floats) -> SpeedProfile:
 def _draws(rows: _Rows) -> list[SpeedProfile]:
     """Return the speed fitted to blocks of steps that are drawn with replacement."""
     random = np.random.default_rng(0)
-    blocks = np.array_split(np.arange(len(rows.of_step)), _BLOCKS)
+    blocks = np.array_split(np.arange(len(rows.duration_s)), _BLOCKS)
     drawn = []
     for _ in range(DRAWS):
         at = np.concatenate([blocks[block] for block in random.integers(0, _BLOCKS, _BLOCKS)])
