@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from sidelight.sidecar import bounded
+from sidelight.sidecar.report import bounded
 
 INTERRUPTED = 130  # recorded.errors.Interrupted's, which is not imported yet
 # Imported modules stay: collecting them again and again took a tenth of the time to the first request.

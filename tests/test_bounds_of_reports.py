@@ -34,7 +34,8 @@ from sidelight.sidecar.formats import FORMATS
 
 def refusal(path: Path, least_cpu_s: int) -> str:
     """Return the one line of a report that took more than it may."""
-    code = f"from sidelight.sidecar import __main__, bounded; bounded.LEAST_CPU_S = {least_cpu_s}; __main__.main()"
+    start = "from sidelight.sidecar import __main__; from sidelight.sidecar.report import bounded"
+    code = f"{start}; bounded.LEAST_CPU_S = {least_cpu_s}; __main__.main()"
     command = [sys.executable, "-c", code, "report", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n")), done.stderr

@@ -24,12 +24,14 @@ MAY_IMPORT = {
     "simulator": {"rundir"},
     "recorded": {"rundir", "loadgen", "scraper"},
     "correlator": {"rundir", "loadgen", "scraper", "recorded"},
-    "exporter": {"rundir", "loadgen", "scraper", "recorded", "correlator"},
-    "sidecar": {"rundir", "loadgen", "scraper", "simulator", "recorded", "correlator", "exporter"},
-    "methodology": {"rundir", "loadgen", "scraper", "simulator", "recorded", "correlator", "exporter", "sidecar"},
-    "twin": {"rundir", "loadgen", "simulator", "recorded", "correlator", "exporter", "sidecar"},
+    "twin": {"rundir", "loadgen", "simulator", "recorded", "correlator"},
+    "exporter": {"rundir", "loadgen", "scraper", "recorded", "correlator", "twin"},
+    "sidecar": {"rundir", "loadgen", "scraper", "simulator", "recorded", "correlator", "twin", "exporter"},
+    "methodology": {
+        "rundir", "loadgen", "scraper", "simulator", "recorded", "correlator", "twin", "exporter", "sidecar",
+    },
     "sidelight": {"rundir", "loadgen", "scraper", "recorded", "correlator", "exporter", "sidecar"},
-}
+}  # fmt: skip
 # Rooms (modules and folders) that a folder shows. More where one thing varies, each room a variant, and at a root.
 ROOMS, VARIANTS, ROOT_ROOMS = 9, 12, 12
 VARYING = {"protocols", "engines", "workloads", "dialects", "procedures"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "rundir", "loadgen", "scraper", "recorded", "correlator", "exporter", "sidecar", "methodology", "twin", "simulator",
+    "rundir", "loadgen", "scraper", "recorded", "correlator", "twin", "exporter", "sidecar", "methodology", "simulator",
 )  # fmt: skip
 BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 

@@ -1,6 +1,4 @@
-"""Commands of the benchmarking draft and of the twin, by name: their buildings stand above this one, and no other
-command imports them.
-"""
+"""Commands of the benchmarking draft, by name: its building stands above this one, and no other command imports it."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ COMMANDS = (
 )
 LOADING = ("run", *(command.name for command in COMMANDS))  # commands that send a load
 OPTIONS = {command.name: command.options for command in COMMANDS}
-PREDICT = "sidelight.twin.commands:predict"
+PREDICT = "sidelight.sidecar.predict.commands:predict"
 STUDY = "study.json"  # the file of a study's directory
 
 
@@ -59,5 +57,5 @@ def result_schema() -> dict[str, Any]:
 
 def predicted_schema() -> dict[str, Any]:
     """Return the JSON Schema of `predict --json`."""
-    schema: dict[str, Any] = import_module("sidelight.twin.result").schema()
+    schema: dict[str, Any] = import_module("sidelight.sidecar.predict.result").schema()
     return schema

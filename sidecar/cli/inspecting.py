@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from sidelight.recorded.errors import CannotWrite, ConfigurationError, unsaved
-from sidelight.sidecar import bounded
 from sidelight.sidecar.cli import draft
 from sidelight.sidecar.options.fields import (
     OUTPUT,
@@ -30,6 +29,7 @@ from sidelight.sidecar.options.load import DoctorOptions, RunOptions
 from sidelight.sidecar.options.spans import ExportOptions, OtlpCa, OtlpHeader, SpanOptions, check_exports, check_spans
 from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions
 from sidelight.sidecar.progress.reporter import Progress
+from sidelight.sidecar.report import bounded
 
 if TYPE_CHECKING:
     from sidelight.exporter.evaluation.evaluate import Evaluated

@@ -13,7 +13,7 @@ from processes import Ended
 from series import scraped
 
 from sidelight.scraper.series.log import ScrapeLog
-from sidelight.twin.result import schema
+from sidelight.sidecar.predict.result import schema
 
 Run = Callable[..., Ended]
 

@@ -13,12 +13,13 @@ from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import Floats
 from sidelight.rundir.stats import Missing
+from sidelight.sidecar.predict.result import answer
 from sidelight.simulator.settings import EngineSettings
-from sidelight.twin.answer import answer, check_objectives, fewest_replicas, highest_rates, is_met
 from sidelight.twin.check import Misfit, engine_of, latencies_ms, misfit, quantiles_of
 from sidelight.twin.engine.fit import EngineFit, fit
 from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.steps import StreamedRequests
+from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rates, is_met
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 POISSON = Arrival(kind="poisson", rate_per_s=1.0)

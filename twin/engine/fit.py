@@ -127,7 +127,8 @@ def _by_budget(
         if prefills.tokens.max() + steps.decodes.max() < budget:
             break  # larger ones make no difference
     least = min(loss for loss, *_ in tried)
-    return next(chosen for loss, *chosen in reversed(tried) if loss <= least * _ALIKE)
+    _, budget, prefills, rows = next(each for each in reversed(tried) if each[0] <= least * _ALIKE)
+    return budget, prefills, rows
 
 
 def _rows(steps: EngineSteps, prefills: Prefills) -> _Rows:

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from sidelight.exporter.document import BLANK, Block, Column, Line, Prose, numbers, table, words
 from sidelight.rundir.printable.numbers import brief_ms, duration, figure, percent, percent_of_all
-from sidelight.twin.result import HighestRate, Predicted, PredictedLoad, PredictedTime, TwinFit
+from sidelight.sidecar.predict.result import HighestRate, Predicted, PredictedLoad, PredictedTime, TwinFit
 
 NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 _TITLES = {name: f"{title}, ms (90 % interval)" for name, title in NAMES.items()}

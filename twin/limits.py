@@ -1,4 +1,4 @@
-"""Answer to scenarios, with the highest rate and fewest replicas that meet objectives."""
+"""Highest rate and fewest replicas that meet objectives."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from msgspec import UNSET
-
-from sidelight.loadgen.requests.slo.objectives import Objective, Slo
+from sidelight.loadgen.requests.slo.objectives import Objective
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import Floats
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import METRICS, QUANTILES
-from sidelight.twin.result import HighestRate, Predicted, fit_of, load_of
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 _PLAYS = 12
@@ -30,42 +27,6 @@ class RateLimits:
     surely_per_s: float | None
     likely_per_s: float | None
     perhaps_per_s: float | None
-
-
-def answer(twin: Twin, loads: Sequence[Scenario], *, run_id: str, slo: Slo | None, price: float | None) -> Predicted:
-    """Return the predictions of scenarios, at least one; with objectives also the rate and replicas that meet them.
-
-    Raises ConfigurationError for an objective that a prediction says nothing of.
-    """
-    objectives = slo.objectives if slo else ()
-    check_objectives(objectives)
-    predictions = [(scenario, predict(twin, scenario)) for scenario in loads]
-    met = [
-        is_met(prediction, objectives) if slo and isinstance(prediction, Prediction) else UNSET
-        for _, prediction in predictions
-    ]
-    return Predicted(
-        run_id=run_id,
-        slo=slo.text if slo else None,
-        duration_s=twin.duration_s,
-        fit=fit_of(twin),
-        loads=[
-            load_of(scenario, prediction, met=each, price=price)
-            for (scenario, prediction), each in zip(predictions, met, strict=True)
-        ],
-        highest_rate=_highest_rate(twin, objectives, loads[0]) if slo else UNSET,
-    )
-
-
-def _highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario) -> HighestRate:
-    limits = highest_rates(twin, objectives, scenario)
-    replicas = fewest_replicas(twin, objectives, scenario, limits)
-    return HighestRate(
-        estimate=limits.likely_per_s,
-        low=limits.surely_per_s,
-        high=limits.perhaps_per_s,
-        replicas=UNSET if replicas is None else replicas,
-    )
 
 
 def check_objectives(objectives: Sequence[Objective]) -> None:

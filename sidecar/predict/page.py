@@ -10,9 +10,9 @@ from sidelight.exporter.html.markup import page_header, section
 from sidelight.exporter.html.page import as_page
 from sidelight.exporter.html.sections import NO_SCRIPT
 from sidelight.rundir.stats import Missing
+from sidelight.sidecar.predict.report import NAMES, answer_lines, details, rests_on
+from sidelight.sidecar.predict.result import Predicted
 from sidelight.twin.check import METRICS, QUANTILES, observed_ms, quantiles_of
-from sidelight.twin.report import NAMES, answer_lines, details, rests_on
-from sidelight.twin.result import Predicted
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 STYLES = ("page.css", "study.css")

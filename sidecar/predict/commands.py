@@ -20,11 +20,11 @@ from sidelight.rundir.files import replace_file
 from sidelight.rundir.printable.masking import without_secrets
 from sidelight.rundir.printable.numbers import figure
 from sidelight.sidecar.options.fields import CRITERIA, OUTPUT, Verbose, flag, option
+from sidelight.sidecar.predict.model import twin_of
+from sidelight.sidecar.predict.page import as_html
+from sidelight.sidecar.predict.report import report
+from sidelight.sidecar.predict.result import answer
 from sidelight.sidecar.progress.reporter import Terminal
-from sidelight.twin.answer import answer
-from sidelight.twin.model import twin_of
-from sidelight.twin.page import as_html
-from sidelight.twin.report import report
 from sidelight.twin.scenario import SETTINGS, Scenario
 
 SCENARIO = Group("What if", sort_key=1)

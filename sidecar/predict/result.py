@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
+from sidelight.loadgen.requests.slo.objectives import Objective, Slo
 from sidelight.rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import METRICS
-from sidelight.twin.scenario import Prediction, Scenario, Twin
+from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rates, is_met
+from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 VERSION = "1.0"
 
@@ -161,3 +164,39 @@ def _times(prediction: Prediction, at: int) -> dict[str, PredictedTime]:
     return {
         name: PredictedTime(estimate=float(a), low=float(b), high=float(c)) for name, a, b, c in rows if np.isfinite(a)
     }
+
+
+def answer(twin: Twin, loads: Sequence[Scenario], *, run_id: str, slo: Slo | None, price: float | None) -> Predicted:
+    """Return the predictions of scenarios, at least one; with objectives also the rate and replicas that meet them.
+
+    Raises ConfigurationError for an objective that a prediction says nothing of.
+    """
+    objectives = slo.objectives if slo else ()
+    check_objectives(objectives)
+    predictions = [(scenario, predict(twin, scenario)) for scenario in loads]
+    met = [
+        is_met(prediction, objectives) if slo and isinstance(prediction, Prediction) else UNSET
+        for _, prediction in predictions
+    ]
+    return Predicted(
+        run_id=run_id,
+        slo=slo.text if slo else None,
+        duration_s=twin.duration_s,
+        fit=fit_of(twin),
+        loads=[
+            load_of(scenario, prediction, met=each, price=price)
+            for (scenario, prediction), each in zip(predictions, met, strict=True)
+        ],
+        highest_rate=_highest_rate(twin, objectives, loads[0]) if slo else UNSET,
+    )
+
+
+def _highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario) -> HighestRate:
+    limits = highest_rates(twin, objectives, scenario)
+    replicas = fewest_replicas(twin, objectives, scenario, limits)
+    return HighestRate(
+        estimate=limits.likely_per_s,
+        low=limits.surely_per_s,
+        high=limits.perhaps_per_s,
+        replicas=UNSET if replicas is None else replicas,
+    )

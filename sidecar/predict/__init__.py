@@ -1,0 +1,1 @@
+"""Predictions of a recorded run: its twin, the answer, and their report and page."""
