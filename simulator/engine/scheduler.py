@@ -70,7 +70,7 @@ class SimulatedEngine:
         self._loaded: list[EngineSequence] = []
         self._running: list[EngineSequence] = []
         self._adapters: list[str] = []  # those that are held, the last used last
-        self._has_adapters = False
+        self._has_adapters = self._has_loads = False  # else no step looks at all that wait
         self._step: EngineStep | None = None
         self._start_ns = start_ns
         self.submitted = 0
@@ -97,6 +97,7 @@ class SimulatedEngine:
             sequence.chain, sequence.token_ids, len(sequence.token_ids) // block_size, block_size, sequence.root
         )
         self._has_adapters |= bool(request.adapter)
+        self._has_loads |= request.remote_prefill and self.settings.kv_async
         self._live[number] = sequence
         self._arrived.append(sequence)
         return number
@@ -211,7 +212,7 @@ class SimulatedEngine:
 
     def _kv_fetch(self, step: EngineStep) -> KvFetch:
         return KvFetch(
-            waiting_to_start=sum(_is_to_load(sequence) for sequence in self._waiting) if self.settings.kv_async else 0,
+            waiting_to_start=sum(_is_to_load(sequence) for sequence in self._waiting) if self._has_loads else 0,
             in_progress=len(self._loading),
             completed_waiting=len(self._loaded),
             load_s=tuple(step.load_s),
