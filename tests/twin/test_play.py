@@ -30,7 +30,7 @@ def _times(exchanges: list[VirtualExchange]) -> tuple[Floats, Floats]:
     profile=st.sampled_from(sorted(PROFILES)),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 def test_an_open_loop_has_the_times_of_the_simulated_engine(
     seats: int, budget: int, rate_per_s: float, profile: str, seed: int
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_limit_is_shown_by_the_load_that_held_and_the_one_that_did_not(limit: 
 
 def test_a_test_at_one_load_has_no_limit(limit: StudyVerdict):
     """Its step piled up and says so, with the advice of a step that broke; nothing is claimed of other loads."""
-    parameters = Parameters(load=1.5, capacity=5.8, duration=20.0)
+    parameters = Parameters(load=1.5, capacity=5.8, duration=20.0, requests=300)
     verdict = played(TTFT, StudySettings(test="ttft", scale="short", parameters=parameters, seed=1))
     assert ("measured", "queue", limit.do) == (verdict.state, verdict.cause, verdict.do)
     assert "where requests pile up" in verdict.bars[0].label
