@@ -13,23 +13,31 @@ import msgspec
 from cyclopts import Group, Parameter
 
 from sidelight.correlator.opening import open_run
+from sidelight.exporter.evaluation.measured import window_of
+from sidelight.exporter.evaluation.server import server_of
 from sidelight.exporter.text import print_on
 from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
 from sidelight.recorded.errors import ConfigurationError, unusable_place
+from sidelight.recorded.run import Run
 from sidelight.rundir.files import replace_file
 from sidelight.rundir.printable.masking import without_secrets
 from sidelight.rundir.printable.numbers import figure
+from sidelight.rundir.stats import Missing
 from sidelight.sidecar.options.fields import CRITERIA, OUTPUT, Verbose, flag, option
-from sidelight.sidecar.predict.model import twin_of
 from sidelight.sidecar.predict.page import as_html
 from sidelight.sidecar.predict.report import report
 from sidelight.sidecar.predict.result import answer
 from sidelight.sidecar.progress.reporter import Terminal
+from sidelight.twin.model import twin_of
 from sidelight.twin.scenario import SETTINGS, Scenario
 
 SCENARIO = Group("What if", sort_key=1)
 DEFAULT_RATES = "x0.5,x1,x1.5,x2"
 _SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
+HELPS = (
+    "What helps: a run of a minute or more at an open rate (run --rate 4 --duration 60s) against one engine that does "
+    "nothing else, on a machine of its own"
+)
 _MOST_RATE, _MOST_COUNT = 1e6, 100_000
 
 
@@ -99,10 +107,13 @@ def predict(  # noqa: PLR0913  an argument is an option
     run = open_run(run_directory)
     twin = twin_of(
         run,
+        _finished(run),
         seats=limits.get("max-num-seqs"),
         budget=limits.get("max-num-batched-tokens"),
         kv_blocks=limits.get("kv-blocks"),
     )
+    if isinstance(twin, Missing):
+        raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}. {HELPS}")
     loads = list(_loads(rate, concurrency, replicas, [_settings("--set", each) for each in settings], twin.rate_per_s))
     predicted = answer(twin, loads, run_id=run.manifest["run_id"], slo=objectives, price=price)
     if output is not None:
@@ -112,6 +123,13 @@ def predict(  # noqa: PLR0913  an argument is an option
     else:
         print_on(Terminal(highlight=False), report(predicted))
     return 0
+
+
+def _finished(run: Run) -> float:
+    """Return the requests that engines' pages counted in the measured window, 0 where none does."""
+    window = window_of(run)
+    finished = server_of(run, window, window.end_ns - window.start_ns).requests_finished
+    return float(finished.stats.total or 0.0) if finished else 0.0
 
 
 def _write(path: Path, text: str) -> None:

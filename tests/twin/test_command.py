@@ -54,7 +54,7 @@ def test_the_report_fits_a_terminal(sidelight: Run, directory: Path) -> None:
         (("--set", "max-num-seqs"), "option.value"),
         (("--set", "seats=3"), "option.value"),
         (("--known", "max-num-seqs=0"), "option.value"),
-        (("--known", "max-num-seqs=2"), "predict.known"),
+        (("--known", "max-num-seqs=2"), "predict.refused"),
         (("--slo", "ttft"), "option.value"),
         (("--slo", "error_rate<1%"), "predict.slo"),
     ],

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sidelight.exporter.evaluation.measured import window_of
-from sidelight.exporter.evaluation.server import server_of
 from sidelight.loadgen.plan.arrivals import Arrival
-from sidelight.recorded.errors import ConfigurationError
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import take
 from sidelight.rundir.stats import Missing
@@ -21,29 +18,32 @@ LEAST_WHOLE, MOST_OTHERS = 0.95, 1.05
 _PROCESSES = ("poisson", "uniform", "gamma", "burst")
 
 
-def twin_of(run: Run, *, seats: int | None = None, budget: int | None = None, kv_blocks: int | None = None) -> Twin:
-    """Return the twin of a run; known limits of its engine are taken as they are.
+def twin_of(
+    run: Run, finished: float, *, seats: int | None = None, budget: int | None = None, kv_blocks: int | None = None
+) -> Twin | Missing:
+    """Return the twin of a run, or the reason why a prediction would be a guess.
 
-    Raises ConfigurationError, with the reason and what would help, where a prediction would be a guess.
+    `finished` are the requests that engines' pages counted in the measured window, 0 where none does. Known limits of
+    the engine are taken as they are.
     """
     requests = streamed_requests(run.requests)
-    if reason := _unfit(run, requests):
-        raise refused(run, reason)
+    if reason := _unfit(run, requests, finished):
+        return Missing(reason)
     fitted = fit(requests, budget=budget, seats=seats)
     if isinstance(fitted, Missing):
-        raise refused(run, fitted.reason)
+        return fitted
     if seats is not None and seats < fitted.seen.sequences:
-        raise ConfigurationError(
-            "predict.known", f"--known max-num-seqs={seats}: the run had {fitted.seen.sequences} sequences in a step"
-        )
+        return Missing(f"max-num-seqs={seats} is stated, and the run had {fitted.seen.sequences} sequences in a step")
     engine = engine_of(fitted, kv_blocks=kv_blocks)
     missed = misfit(requests, fitted, engine)
-    if isinstance(missed, Missing) or (reason := refusal(requests, fitted, missed)):
-        raise refused(run, missed.reason if isinstance(missed, Missing) else reason)
+    if isinstance(missed, Missing):
+        return missed
+    if reason := refusal(requests, fitted, missed):
+        return Missing(reason)
     config = run.manifest["config"]
     measured = streamed_requests(take(run.requests, run.requests.phase == "measure"))
     if len(measured) < LEAST_REQUESTS:
-        raise refused(run, f"{len(measured)} requests were measured, and a prediction needs {LEAST_REQUESTS}")
+        return Missing(f"{len(measured)} requests were measured, and a prediction needs {LEAST_REQUESTS}")
     return Twin(
         requests=measured,
         fitted=fitted,
@@ -55,16 +55,7 @@ def twin_of(run: Run, *, seats: int | None = None, budget: int | None = None, kv
     )
 
 
-def refused(run: Run, reason: str) -> ConfigurationError:
-    """Return the error of a run that allows no prediction."""
-    return ConfigurationError(
-        "predict.refused",
-        f"{run.path}: no prediction: {reason}. What helps: a run of a minute or more at an open rate (run --rate 4 "
-        "--duration 60s) against one engine that does nothing else, on a machine of its own",
-    )
-
-
-def _unfit(run: Run, requests: StreamedRequests) -> str:
+def _unfit(run: Run, requests: StreamedRequests, finished: float) -> str:
     """Return the reason against a fit to a run's requests, or "" without one."""
     log = run.requests
     sent = int(np.sum(log.submit_ns >= 0))
@@ -79,17 +70,10 @@ def _unfit(run: Run, requests: StreamedRequests) -> str:
         return "it sent to several engines"
     if (log.turn > 0).any():
         return "its requests are turns of sessions, each of which waits for the reply before"
-    finished, ok = _finished(run), int(np.sum((log.phase == "measure") & (log.status == "ok")))
+    ok = int(np.sum((log.phase == "measure") & (log.status == "ok")))
     if finished > MOST_OTHERS * ok:
         return f"the engine finished {finished:.0f} requests and this run {ok}: the others took steps that are not seen"
     return ""
-
-
-def _finished(run: Run) -> float:
-    """Return the requests that engines' pages counted in the measured window, 0 where none does."""
-    window = window_of(run)
-    finished = server_of(run, window, window.end_ns - window.start_ns).requests_finished
-    return float(finished.stats.total or 0.0) if finished else 0.0
 
 
 def _arrival(config: dict[str, object]) -> Arrival | None:
