@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.load.steady import steady_throughput
-from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop
+from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here
 from sidelight.exporter.summary.result import Tokenizer, Workload
 from sidelight.loadgen.host.clock_sync import ClockSummary
 from sidelight.loadgen.host.cpu_steal import MachineLoad
@@ -18,12 +18,12 @@ from sidelight.loadgen.requests.rates import HeldBack, cost, held_back
 from sidelight.loadgen.requests.self_check.check import SelfCheck, self_check
 from sidelight.loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node
 from sidelight.loadgen.requests.slo.objectives import parse_slo
-from sidelight.loadgen.requests.summary import NO_POWER, ClientSummary, client_summary, grouped
+from sidelight.loadgen.requests.summary import NO_POWER, ClientSummary, client_summary, grouped, output_tokens_within
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.events import PHASE_END
 from sidelight.recorded.run import Run
 from sidelight.rundir.stats import Missing
-from sidelight.scraper.hardware.summary import Hardware
+from sidelight.scraper.hardware.summary import Hardware, hardware_summary
 from sidelight.scraper.window.window import Window
 
 
@@ -128,3 +128,16 @@ def _shares_prefixes(run: Run) -> bool | None:
     classes = (run.manifest.get("workload") or {}).get("classes", ())
     shared = any(traffic_class.get("system_prompt") or traffic_class.get("shared_prefix") for traffic_class in classes)
     return bool(shared or (run.requests.session >= 0).any())
+
+
+def hardware_of(measured: MeasuredRun) -> Hardware:
+    """Return power and energy in the measured window, and what a token cost."""
+    run, window = measured.run, measured.window
+    generated = output_tokens_within(measured.requests, window.start_ns, window.end_ns)
+    return hardware_summary(
+        run.hardware,
+        run.endpoints,
+        window=window,
+        output_tokens=None if isinstance(generated, Missing) else generated,
+        engine_here=engine_here(run),
+    )

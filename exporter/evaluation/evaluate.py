@@ -10,23 +10,22 @@ from msgspec import UNSET
 from sidelight.correlator.breakdown import Parts
 from sidelight.correlator.load.sustained import stability_of
 from sidelight.correlator.opening import WatchRun
-from sidelight.exporter.evaluation.client import client_of, self_check_of, workload
+from sidelight.exporter.evaluation.client import client_of, hardware_of, self_check_of, workload
 from sidelight.exporter.evaluation.correlation import correlation_of
-from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here, measured_run
+from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop, measured_run
 from sidelight.exporter.evaluation.methodology import methodology_of
 from sidelight.exporter.evaluation.server import server_of
 from sidelight.exporter.evaluation.warnings import warnings
+from sidelight.exporter.report.advice import advised
 from sidelight.exporter.report.verdict import verdict_of
 from sidelight.exporter.summary.gateways import beside_pages
 from sidelight.exporter.summary.result import MeasuredWindow, Status, Summary, Tool
 from sidelight.exporter.summary.watched import watched_traffic
-from sidelight.loadgen.requests.summary import output_tokens_within
 from sidelight.recorded.errors import CannotWrite
 from sidelight.recorded.run import Run
 from sidelight.rundir.clock import iso_ms
-from sidelight.rundir.stats import Missing
-from sidelight.scraper.hardware.summary import Hardware, hardware_summary
 from sidelight.scraper.window.window import Window
+from sidelight.twin.seats import more_seats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ def evaluate(run: Run) -> Evaluated:
 def summarise(measured: MeasuredRun) -> Summary:
     """Return `summary.json` of a run: its sections, each from its measured part."""
     run, window, manifest = measured.run, measured.window, measured.run.manifest
-    hardware = _hardware(measured)
+    hardware = hardware_of(measured)
     client = client_of(measured, hardware)
     server = server_of(run, window, measured.slice_ns, measured.times.roles)
     stability = stability_of(measured.requests, run.endpoints, closed_loop=closed_loop(run))
@@ -94,16 +93,8 @@ def summarise(measured: MeasuredRun) -> Summary:
         methodology=methodology_of(measured, stability, client),
         watch=watched_traffic(run, run.watched, window) if isinstance(run, WatchRun) else UNSET,
     )
+    if advised(whole).raises:
+        finished = server.requests_finished
+        total = finished.stats.total if finished else 0.0
+        whole = msgspec.structs.replace(whole, more_seats=more_seats(run, float(total or 0.0)))
     return msgspec.structs.replace(whole, verdict=verdict_of(whole))
-
-
-def _hardware(measured: MeasuredRun) -> Hardware:
-    run, window = measured.run, measured.window
-    generated = output_tokens_within(measured.requests, window.start_ns, window.end_ns)
-    return hardware_summary(
-        run.hardware,
-        run.endpoints,
-        window=window,
-        output_tokens=None if isinstance(generated, Missing) else generated,
-        engine_here=engine_here(run),
-    )

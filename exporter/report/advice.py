@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
@@ -56,10 +56,11 @@ CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Evidence and the advice that follows from it, each as words of a sentence; `seen` is "" without evidence."""
+    """Evidence, "" without any, and the advice that follows, in words; `raises` the limit on running requests."""
 
     seen: str
     cure: str
+    raises: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,7 @@ def advised(summary: Summary) -> Advice:
         explained = observed(summary).explained(but="network" if first else "")
     if explained is None or first:
         return Advice(seen=explained.seen if explained else "", cure=first or _without_evidence(summary))
-    return Advice(seen=explained.seen, cure=f"{explained.cure}{_less_load(summary)}")
+    return replace(explained, cure=f"{explained.cure}{_less_load(summary)}")
 
 
 def _before_any_change(summary: Summary) -> str:
@@ -279,6 +280,7 @@ def advice_on_queue(waited: WhileWaiting, limits: EngineLimits, preemptions: flo
                 f"KV cache was at most {percent(most)} full: the limit on running requests is the likely reason"
             ),
             cure=f"raise that limit{_named(limits.running)}, since the KV cache has room, or add a replica",
+            raises=True,
         )
     return None
 
@@ -368,6 +370,7 @@ def _merged_queue(seen: Observations) -> Advice | None:
     return Advice(
         seen=f"{waits}, which then ran {waited.running_most:g} at once, the most in this run",
         cure=f"raise its limit on running requests{_named(seen.limits.running)} if memory allows, or add a replica",
+        raises=True,
     )
 
 
@@ -441,14 +444,11 @@ def _outside(seen: Observations) -> Advice | None:
 
 def _gateway(seen: Observations) -> Advice | None:
     """Return advice on the gateway's mean time, by its own spans."""
-    mean_ms = seen.breakdown.gateway_ms.mean
-    return (
-        None
-        if mean_ms is None
-        else Advice(
-            seen=f"By its own spans the gateway took {spoken(mean_ms)} in the mean",
-            cure="look at the gateway first: authentication, retries, and its own queue",
-        )
+    if (mean_ms := seen.breakdown.gateway_ms.mean) is None:
+        return None
+    return Advice(
+        seen=f"By its own spans the gateway took {spoken(mean_ms)} in the mean",
+        cure="look at the gateway first: authentication, retries, and its own queue",
     )
 
 

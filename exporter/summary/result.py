@@ -29,6 +29,7 @@ from sidelight.rundir.stats import STATISTICS
 from sidelight.scraper.hardware.summary import Hardware
 from sidelight.scraper.window.quantities import MOST_SLICES, quantities_of
 from sidelight.scraper.window.summary import Server
+from sidelight.twin.seats import MoreSeats
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Status = Literal["complete", "interrupted", "crashed"]
@@ -194,6 +195,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     hardware: Annotated[Hardware, doc("Power, energy and what a token cost, over the measured window.")]
     self_check: Annotated[SelfCheck, doc("The load generator's own error.")]
     methodology: Annotated[Methodology, doc("Compliance with the benchmarking draft.")]
+    more_seats: Annotated[
+        MoreSeats | UnsetType,
+        doc("Where a higher limit on running requests is advised, what it would have brought; absent elsewhere."),
+    ] = UNSET
     watch: Annotated[
         WatchedTraffic | UnsetType,
         doc("What a watch saw beside its requests, which are those of the clients' spans; absent for other commands."),

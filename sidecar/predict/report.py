@@ -8,7 +8,8 @@ from msgspec import UNSET
 
 from sidelight.exporter.document import BLANK, Block, Column, Line, Prose, numbers, table, words
 from sidelight.rundir.printable.numbers import brief_ms, duration, figure, percent, percent_of_all
-from sidelight.sidecar.predict.result import HighestRate, Predicted, PredictedLoad, PredictedTime, TwinFit
+from sidelight.sidecar.predict.result import LEVELS, HighestRate, Predicted, PredictedLoad, TwinFit
+from sidelight.twin.seats import PredictedTime
 
 NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 _TITLES = {name: f"{title}, ms (90 % interval)" for name, title in NAMES.items()}
@@ -43,7 +44,7 @@ def details(predicted: Predicted) -> Iterator[Block]:
 def _tables(predicted: Predicted) -> Iterator[Block]:
     shown = [load for load in predicted.loads if load.refused is UNSET]
     for name, title in _TITLES.items():
-        rows = [_row(load, name) for load in shown]
+        rows = [row for load in shown for row in _rows(load, name)]
         yield table(title, [words("p50"), words("p90"), words("p99")], rows, label_width=_LABEL, kept_in="")
         yield BLANK
     columns = [
@@ -63,9 +64,18 @@ def rests_on(predicted: Predicted) -> str:
     )
 
 
-def _row(load: PredictedLoad, name: str) -> list[str]:
+def _rows(load: PredictedLoad, name: str) -> Iterator[list[str]]:
     times: dict[str, PredictedTime] = getattr(load, name)
-    return [load.label, *(_time(times[each]) if each in times else "-" for each in ("p50", "p90", "p99"))]
+    yield [load.label, *(_time(times[each]) if each in times else "-" for each in LEVELS)]
+    if load.measured is not UNSET:
+        measured: dict[str, float] = getattr(load.measured, name)
+        yield ["  measured", *(_beside(measured.get(each), times.get(each)) for each in LEVELS)]
+
+
+def _beside(value: float | None, time: PredictedTime | None) -> str:
+    if value is None or time is None:
+        return "-"
+    return f"{_short(value)}{'' if time.low <= value <= time.high else ' outside'}"
 
 
 def _time(time: PredictedTime) -> str:
@@ -104,6 +114,8 @@ def _notes(loads: Sequence[PredictedLoad]) -> Iterator[Prose]:
             yield Prose(f"! {load.label}: no prediction: {load.refused}", "warning")
         for note in load.notes:
             yield Prose(f"! {load.label}: {note}", "warning")
+        if load.measured is not UNSET:
+            yield Prose(f"{load.label}: {load.measured.inside} of 9 values inside, by {load.measured.directory}.")
 
 
 def _highest(highest: HighestRate, predicted: Predicted) -> str:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from sidelight.loadgen.requests.slo.objectives import Objective, Slo
+from sidelight.rundir.columns import Floats
 from sidelight.rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import METRICS
 from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rates, is_met
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
+from sidelight.twin.seats import PredictedTime
 
-VERSION = "1.0"
+VERSION = "1.1"
+LEVELS = ("p50", "p90", "p99")
 
 
-class PredictedTime(Struct, frozen=True, kw_only=True):
-    """A predicted percentile: the median of plays, and the ends of its 90 % interval."""
+class MeasuredLoad(Struct, frozen=True, kw_only=True):
+    """A predicted load as `--validate` measured it."""
 
-    estimate: Annotated[Amount, doc("median of the plays", "ms")]
-    low: Annotated[Amount, doc("lower end of the 90 % interval", "ms")]
-    high: Annotated[Amount, doc("upper end of the 90 % interval", "ms")]
+    directory: Annotated[str, doc("of the run")]
+    ttft_ms: Annotated[dict[str, Amount], doc("p50, p90 and p99", "ms")]
+    tpot_ms: Annotated[dict[str, Amount], doc("p50, p90 and p99", "ms")]
+    e2e_ms: Annotated[dict[str, Amount], doc("p50, p90 and p99", "ms")]
+    inside: Annotated[Count, doc("of these percentiles, those within their predicted intervals", "percentiles")]
 
 
 class PredictedLoad(Struct, frozen=True, kw_only=True):
@@ -50,6 +57,7 @@ class PredictedLoad(Struct, frozen=True, kw_only=True):
     price_per_h: Annotated[Amount | UnsetType, doc("of all replicas, by `--price`", "1/h")] = UNSET
     million_output_tokens: Annotated[Amount | UnsetType, doc("cost of a million output tokens", NO_UNIT)] = UNSET
     notes: Annotated[list[str], doc("what it rests on beyond what the run had shown")] = []
+    measured: Annotated[MeasuredLoad | UnsetType, doc("the same load, sent by `--validate`; absent without")] = UNSET
 
 
 class TwinFit(Struct, frozen=True, kw_only=True):
@@ -160,14 +168,34 @@ def load_of(
 
 
 def _times(prediction: Prediction, at: int) -> dict[str, PredictedTime]:
-    rows = zip(("p50", "p90", "p99"), prediction.median[at], prediction.low[at], prediction.high[at], strict=True)
+    rows = zip(LEVELS, prediction.median[at], prediction.low[at], prediction.high[at], strict=True)
     return {
         name: PredictedTime(estimate=float(a), low=float(b), high=float(c)) for name, a, b, c in rows if np.isfinite(a)
     }
 
 
-def answer(twin: Twin, loads: Sequence[Scenario], *, run_id: str, slo: Slo | None, price: float | None) -> Predicted:
+def measured_load(path: Path, prediction: Prediction, times_ms: Floats) -> MeasuredLoad:
+    """Return measured quantiles [3, 3] beside those that were predicted."""
+    inside = (prediction.low <= times_ms) & (times_ms <= prediction.high)
+    times = {
+        name: {level: float(value) for level, value in zip(LEVELS, row, strict=True) if np.isfinite(value)}
+        for name, row in zip(METRICS, times_ms, strict=True)
+    }
+    return MeasuredLoad(directory=str(path), inside=int(inside.sum()), **times)
+
+
+def answer(
+    twin: Twin,
+    loads: Sequence[Scenario],
+    *,
+    run_id: str,
+    slo: Slo | None,
+    price: float | None,
+    measure: Callable[[Prediction], MeasuredLoad | UnsetType] = lambda _: UNSET,
+) -> Predicted:
     """Return the predictions of scenarios, at least one; with objectives also the rate and replicas that meet them.
+
+    `measure` sends a load that was predicted, if it is to be sent.
 
     Raises ConfigurationError for an objective that a prediction says nothing of.
     """
@@ -184,7 +212,10 @@ def answer(twin: Twin, loads: Sequence[Scenario], *, run_id: str, slo: Slo | Non
         duration_s=twin.duration_s,
         fit=fit_of(twin),
         loads=[
-            load_of(scenario, prediction, met=each, price=price)
+            replace(
+                load_of(scenario, prediction, met=each, price=price),
+                measured=measure(prediction) if isinstance(prediction, Prediction) else UNSET,
+            )
             for (scenario, prediction), each in zip(predictions, met, strict=True)
         ],
         highest_rate=_highest_rate(twin, objectives, loads[0]) if slo else UNSET,

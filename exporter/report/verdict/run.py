@@ -58,7 +58,22 @@ def verdict_of(summary: Summary) -> RunVerdict:
         figures=list(_figures(summary)),
         parts=[] if too_many_failed(summary.client.requests) else parts,
         why=judged.why or where_it_went(summary),
-        do=as_sentence(advice.cure if judged.state != "failing" else _cure_of(summary) or advice.cure),
+        do=as_sentence(advice.cure if judged.state != "failing" else _cure_of(summary) or advice.cure)
+        + (_by_more_seats(summary) if advice.raises and judged.state != "failing" else ""),
+    )
+
+
+def _by_more_seats(summary: Summary) -> str:
+    """Return a sentence on the prediction for a higher limit on running requests, "" without one."""
+    more = summary.more_seats
+    if more is UNSET or more.ttft_p99_ms is UNSET or more.tpot_p50_ms is UNSET:
+        return ""
+    ttft, tpot = more.ttft_p99_ms, more.tpot_p50_ms
+    helps = "With" if ttft.high < ttft.now else "It may not help: with"
+    return (
+        f" {helps} {more.then} in place of {more.now}, this load's TTFT p99 would be {spoken(ttft.estimate)} "
+        f"({spoken(ttft.low)} to {spoken(ttft.high)}) in place of {spoken(ttft.now)}, and TPOT p50 "
+        f"{spoken(tpot.estimate)} in place of {spoken(tpot.now)} (sidelight predict)."
     )
 
 

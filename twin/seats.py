@@ -1,0 +1,81 @@
+"""Prediction of a run's times with twice as many requests running at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Struct, UnsetType
+
+from sidelight.recorded.run import Run
+from sidelight.rundir.fields import Amount, Count, Reason, doc
+from sidelight.rundir.stats import Missing
+from sidelight.twin.check import METRICS, QUANTILES, observed_ms, quantiles_of
+from sidelight.twin.model import twin_of
+from sidelight.twin.scenario import Scenario, predict
+
+MOST_REQUESTS = 1000  # of more, a report would take long
+_PLAYS = 8
+_SETTING = "max-num-seqs"
+
+
+class PredictedTime(Struct, frozen=True, kw_only=True):
+    """A predicted percentile: the median of plays, and the ends of its 90 % interval."""
+
+    estimate: Annotated[Amount, doc("median of the plays", "ms")]
+    low: Annotated[Amount, doc("lower end of the 90 % interval", "ms")]
+    high: Annotated[Amount, doc("upper end of the 90 % interval", "ms")]
+
+
+class PredictedChange(PredictedTime, frozen=True, kw_only=True):
+    """A predicted percentile beside the run's."""
+
+    now: Annotated[Amount, doc("in this run", "ms")]
+
+
+class MoreSeats(Struct, frozen=True, kw_only=True):
+    """What this run would have shown with a higher limit on running requests, by `sidelight predict`."""
+
+    now: Annotated[Count | UnsetType, doc("the limit, as the run shows it; absent where it does not", "requests")] = (
+        UNSET
+    )
+    then: Annotated[Count | UnsetType, doc("the limit that is predicted for", "requests")] = UNSET
+    ttft_p99_ms: Annotated[PredictedChange | UnsetType, doc("of all requests, at the same arrivals")] = UNSET
+    tpot_p50_ms: Annotated[PredictedChange | UnsetType, doc("likewise")] = UNSET
+    notes: Annotated[list[str] | UnsetType, doc("what it rests on beyond what the run had shown")] = UNSET
+    missing: Annotated[Reason | UnsetType, doc("why nothing is predicted")] = UNSET
+
+
+def more_seats(run: Run, finished: float) -> MoreSeats:
+    """Return what twice as many seats would bring; of a long run, or without a fit that holds, the reason why not.
+
+    `finished` is as in `twin_of`.
+    """
+    if (count := len(run.requests)) > MOST_REQUESTS:
+        return MoreSeats(missing=f"of {count:,} requests a report would take long; `sidelight predict` takes the time")
+    twin = twin_of(run, finished)
+    if isinstance(twin, Missing):
+        return MoreSeats(missing=twin.reason)
+    now = twin.fitted.seats
+    if now is None:
+        return MoreSeats(missing="the requests do not show how many the engine runs at most")
+    prediction = predict(twin, Scenario(label="", settings={_SETTING: 2 * now}), plays=_PLAYS)
+    if isinstance(prediction, Missing):
+        return MoreSeats(now=now, missing=prediction.reason)
+    observed = quantiles_of(observed_ms(twin.requests))
+
+    def change(metric: str, quantile: float) -> PredictedChange:
+        at = METRICS.index(metric), QUANTILES.index(quantile)
+        return PredictedChange(
+            now=float(observed[at]),
+            estimate=float(prediction.median[at]),
+            low=float(prediction.low[at]),
+            high=float(prediction.high[at]),
+        )
+
+    return MoreSeats(
+        now=now,
+        then=2 * now,
+        ttft_p99_ms=change("ttft_ms", 0.99),
+        tpot_p50_ms=change("tpot_ms", 0.5),
+        notes=list(prediction.notes) or UNSET,
+    )
