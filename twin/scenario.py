@@ -35,6 +35,7 @@ class Scenario:
     """A load and settings to predict for; None: as in the run.
 
     rate_per_s   of all replicas together; or `concurrency`, of a closed loop
+    arrival      process of an open loop, at any rate
     replicas     equal engines, to which requests go by turns
     settings     of the engine, by vLLM's names (SETTINGS)
     """
@@ -42,6 +43,7 @@ class Scenario:
     label: str
     rate_per_s: float | None = None
     concurrency: int | None = None
+    arrival: Arrival | None = None
     replicas: int = 1
     settings: Mapping[str, int] = field(default_factory=dict)
 
@@ -234,8 +236,8 @@ def _arrivals(twin: Twin, scenario: Scenario, seed: int, random: np.random.Gener
     if _is_closed(twin, scenario):
         return None
     rate = scenario.rate_per_s or twin.rate_per_s
-    if twin.arrival is not None:
-        process = replace(twin.arrival, rate_per_s=rate)
+    if (arrival := scenario.arrival or twin.arrival) is not None:
+        process = replace(arrival, rate_per_s=rate)
         return schedule(process, seed=1 + seed, duration_s=twin.duration_s) / 1e9
     gaps_s = np.diff(twin.requests.submit_s) * twin.rate_per_s / rate
     count = round(rate * twin.duration_s * 1.5) + 10

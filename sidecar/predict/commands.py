@@ -6,16 +6,19 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Group, Parameter
+from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.opening import open_run
 from sidelight.exporter.evaluation.measured import window_of
 from sidelight.exporter.evaluation.server import server_of
 from sidelight.exporter.text import print_on
+from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
 from sidelight.recorded.errors import ConfigurationError, unusable_place
 from sidelight.recorded.run import Run
@@ -26,10 +29,11 @@ from sidelight.rundir.stats import Missing
 from sidelight.sidecar.options.fields import CRITERIA, OUTPUT, Verbose, flag, option
 from sidelight.sidecar.predict.page import as_html
 from sidelight.sidecar.predict.report import report
-from sidelight.sidecar.predict.result import answer
+from sidelight.sidecar.predict.result import MeasuredLoad, answer
+from sidelight.sidecar.predict.validation import validated
 from sidelight.sidecar.progress.reporter import Terminal
 from sidelight.twin.model import twin_of
-from sidelight.twin.scenario import SETTINGS, Scenario
+from sidelight.twin.scenario import SETTINGS, Prediction, Scenario
 
 SCENARIO = Group("What if", sort_key=1)
 DEFAULT_RATES = "x0.5,x1,x1.5,x2"
@@ -52,6 +56,10 @@ Rates = Annotated[
 Counts = Annotated[
     str, option(SCENARIO, "Requests in flight of a closed loop, several with commas.", show_default=False)
 ]
+Process = Annotated[
+    Literal["poisson", "uniform", "burst"] | None,
+    option(SCENARIO, "Arrivals of the rates, where they are not those of the run.", show_default=False),
+]
 Replicas = Annotated[str, option(SCENARIO, "Equal engines that share the rate by turns, several with commas.")]
 Settings = Annotated[
     tuple[str, ...],
@@ -72,6 +80,15 @@ Objectives = Annotated[
     option(CRITERIA, "Objectives, like ttft_p99<2s: whether they are met, up to which rate, and by how many replicas."),
 ]
 Page = Annotated[Path | None, option(OUTPUT, "Write a page with p99 by rate to this file, beside the report.")]
+Server = Annotated[
+    str | None,
+    option(
+        SCENARIO,
+        "Send the loads to this server, whose settings are those of the last --set, and show measured times beside the "
+        "predicted.",
+        show_default=False,
+    ),
+]
 Price = Annotated[float | None, option(CRITERIA, "What an engine costs an hour, in any currency.")]
 
 
@@ -80,11 +97,13 @@ def predict(  # noqa: PLR0913  an argument is an option
     *,
     rate: Rates = "",
     concurrency: Counts = "",
+    arrival: Process = None,
     replicas: Replicas = "1",
     settings: Settings = (),
     known: Known = "",
     slo: Objectives = None,
     price: Price = None,
+    validate: Server = None,
     output: Page = None,
     as_json: Annotated[bool, flag(OUTPUT, "Print the predictions as JSON.", name="--json")] = False,
     verbose: Verbose = False,
@@ -114,8 +133,21 @@ def predict(  # noqa: PLR0913  an argument is an option
     )
     if isinstance(twin, Missing):
         raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}. {HELPS}")
-    loads = list(_loads(rate, concurrency, replicas, [_settings("--set", each) for each in settings], twin.rate_per_s))
-    predicted = answer(twin, loads, run_id=run.manifest["run_id"], slo=objectives, price=price)
+    loads = [
+        replace(each, arrival=Arrival(kind=arrival, rate_per_s=1.0)) if arrival and each.rate_per_s else each
+        for each in _loads(
+            rate, concurrency, replicas, [_settings("--set", each) for each in settings], twin.rate_per_s
+        )
+    ]
+    there = loads[-1].settings, loads[-1].replicas  # of the server to be loaded
+
+    def measure(prediction: Prediction) -> MeasuredLoad | UnsetType:
+        of = prediction.scenario
+        if validate is None or (of.settings, of.replicas) != there:
+            return UNSET
+        return validated(run, prediction, validate, seed=1 + loads.index(of), duration_s=twin.duration_s)
+
+    predicted = answer(twin, loads, run_id=run.manifest["run_id"], slo=objectives, price=price, measure=measure)
     if output is not None:
         _write(output, as_html(predicted, twin, loads[-1].settings))
     if as_json:

@@ -10,10 +10,12 @@ import jsonschema
 import pytest
 from played_runs import arrivals, engine, lengths, simulated, write
 from processes import Ended
+from processes import engine as serving
 from series import scraped
 
 from sidelight.scraper.series.log import ScrapeLog
 from sidelight.sidecar.predict.result import schema
+from sidelight.simulator.settings import PROFILES
 
 Run = Callable[..., Ended]
 
@@ -87,3 +89,32 @@ def test_an_engine_that_served_others_too_is_refused(sidelight: Run, tmp_path: P
         )
     log.close()
     assert sidelight("predict", tmp_path / "run", "--rate", "2", "--known", "max-num-seqs=16").code == code
+
+
+def test_a_predicted_load_is_sent_and_measured(sidelight: Run, tmp_path: Path) -> None:
+    """With the run's own configuration; only the load of the last settings, which the server has."""
+    prompts, outputs = lengths(60, 2, prompt=60, output=30)
+    exchanges = simulated(engine(speed=PROFILES["fast"]), prompts, outputs, at_s=arrivals(60, 30.0, 2))
+    config = {"rate": 30.0, "arrival": "poisson", "input_tokens": "60", "output_tokens": "8", "warmup": 0}
+    write(tmp_path / "run", exchanges, config)
+    with serving("--speed", "fast") as (url, _):
+        ended = sidelight(
+            "predict", tmp_path / "run", "--rate", "20", "--set", "max-num-seqs=16", "--validate", url, "--json"
+        )
+    assert ended.code == 0, ended.err
+    predicted = json.loads(ended.out)
+    jsonschema.validate(predicted, schema())
+    as_it_was, changed = predicted["loads"]
+    assert "measured" not in as_it_was
+    assert set(changed["measured"]["ttft_ms"]) == {"p50", "p90", "p99"}
+    assert 0 <= changed["measured"]["inside"] <= 9
+    sent = json.loads((Path(changed["measured"]["directory"]) / "manifest.json").read_text())["config"]
+    assert (sent["rate"], sent["input_tokens"], sent["url"]) == (20.0, "60", [url])
+
+
+def test_a_server_that_does_not_answer_measures_nothing(sidelight: Run, directory: Path) -> None:
+    ended = sidelight(
+        "predict", directory, "--rate", "2", "--validate", "http://127.0.0.1:9", "--known", "max-num-seqs=16"
+    )
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith("[predict.validate]")
