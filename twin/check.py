@@ -22,11 +22,10 @@ QUANTILES = (0.5, 0.9, 0.99)
 _FITTED_SHARE = 0.6
 _PLAYS = 5
 MOST_MISFIT = 0.2  # of p50 and p90 in the time that the fit has not seen
-MOST_BIAS = 0.1  # of steps of one size of batch, or of one part of the time
+MOST_BIAS = 0.1  # of steps of one part of the time
 MOST_SPREAD = 0.35
 LEAST_COHERENCE = 0.9
 MOST_TOKENS_PER_CHUNK = 1.1
-_LEAST_OF_CLASS = 40  # steps
 _TINY_MS = 2.0  # a misfit of less is none: stamps and front ends are not better
 _BLOCK = 16  # tokens of a KV block
 _ROOM = 1 << 40  # KV blocks that never run out
@@ -86,7 +85,9 @@ def replayed(requests: StreamedRequests, engine: EngineSettings, fitted: EngineF
         output_tokens=requests.output_tokens,
         arrival_s=requests.submit_s + drawn_s,
     )
-    return latencies_ms(load, play(load, engine, seed=seed, factors=np.exp(fitted.residuals)), drawn_s)
+    return latencies_ms(
+        load, play(load, engine, seed=seed, factors=np.exp(fitted.residuals), by_size=fitted.by_size), drawn_s
+    )
 
 
 def observed_ms(requests: StreamedRequests) -> Floats:
@@ -137,23 +138,10 @@ def refusal(requests: StreamedRequests, fitted: EngineFit, missed: Misfit) -> st
         return (
             f"steps of the same batch differ by {spread:.0%}: something that this run does not know of takes the time"
         )
-    if reason := _by_class(fitted) or _by_time(fitted):
+    if reason := _by_time(fitted):
         return reason
     if missed.worst > MOST_MISFIT:
         return f"the last 40 % of the time are missed by {missed.worst:.0%} (at most {MOST_MISFIT:.0%} is taken)"
-    return ""
-
-
-def _by_class(fitted: EngineFit) -> str:
-    """Return a refusal where steps depend on the batch's class, as with CUDA graphs."""
-    for size in np.unique(fitted.sequences):
-        of_size = fitted.residuals[fitted.sequences == size]
-        bias = float(np.median(of_size))
-        if len(of_size) >= _LEAST_OF_CLASS and abs(bias) > MOST_BIAS:
-            return (
-                f"steps of {size} sequences take {abs(bias):.0%} {'more' if bias > 0 else 'less'} than the line "
-                "through all steps, as where batches are rounded up to sizes of graphs"
-            )
     return ""
 
 

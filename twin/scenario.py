@@ -137,7 +137,12 @@ def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int 
     middle = np.median(logs, axis=0)
     shares = {name: float(np.mean([each.shares[name] for each in played])) for name in played[0].shares}
     binding = max(shares, key=lambda name: shares[name])
-    most = max(each.most_running for each in played)
+    most, seen = max(each.most_running for each in played), twin.fitted.seen.sequences
+    if twin.fitted.by_size is not None and most > seen:
+        return Missing(
+            f"steps depend on the size of the batch otherwise than by a line, and {most} sequences would run where the "
+            f"run had at most {seen}"
+        )
     return Prediction(
         scenario=scenario,
         median=np.exp(middle),
@@ -188,8 +193,8 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
         )
         if not len(load.prompt_tokens):
             continue
-        factors = np.exp(twin.fitted.residuals)
-        times.append(play(load, engine, seed=int(random.integers(1 << 31)), factors=factors))
+        factors, by_size = np.exp(twin.fitted.residuals), twin.fitted.by_size
+        times.append(play(load, engine, seed=int(random.integers(1 << 31)), factors=factors, by_size=by_size))
         loads.append(load)
         latencies.append(latencies_ms(load, times[-1], frontend_s[turns]))
     return _play_of(np.concatenate(latencies, axis=1), times, loads, twin.duration_s if arrival_s is not None else None)

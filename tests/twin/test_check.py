@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from played_runs import arrivals, engine, lengths, run, simulated, streamed
 
-from sidelight.rundir.columns import concat
+from sidelight.rundir.columns import Floats, concat
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import Misfit, engine_of, misfit, refusal
 from sidelight.twin.engine.fit import EngineFit, fit
-from sidelight.twin.engine.steps import StreamedRequests
+from sidelight.twin.engine.steps import StreamedRequests, steps_of
 
 
 def refused(requests: StreamedRequests) -> str:
@@ -65,14 +66,40 @@ def test_tokens_in_groups_are_refused(light: StreamedRequests) -> None:
     assert "tokens in the mean" in refused(grouped)
 
 
-def test_steps_by_class_of_batch_are_refused(light: StreamedRequests) -> None:
-    shown_fit = fit(light)
-    assert isinstance(shown_fit, EngineFit)
-    classes = replace(shown_fit, residuals=np.where(shown_fit.sequences == 8, 0.3, 0.0))
-    missed = misfit(light, shown_fit, engine_of(shown_fit))
+def by_class(requests: StreamedRequests, least: int, factor: float) -> StreamedRequests:
+    """Return a run on an engine whose steps of at least so many sequences take longer: its time stretched there."""
+    steps = steps_of(requests)
+    begin_s = np.concatenate([[0.0], steps.end_s[:-1]])
+    size = steps.decodes + np.bincount(steps.first, minlength=len(steps.end_s))
+    longer_s = np.where((size >= least) & steps.is_whole, (factor - 1) * (steps.end_s - begin_s), 0.0)
+    known_s, added_s = np.concatenate([[0.0], steps.end_s]), np.concatenate([[0.0], np.cumsum(longer_s)])
+
+    def stretched(at_s: Floats) -> Floats:
+        return at_s + np.interp(at_s, known_s, added_s)
+
+    return replace(requests, submit_s=stretched(requests.submit_s), token_s=stretched(requests.token_s))
+
+
+def test_steps_by_class_of_batch_are_fitted(light: StreamedRequests) -> None:
+    """Beyond the batches that the run had, there is no prediction."""
+    stepped = by_class(light, 8, 1.4)
+    of_line, of_classes = fit(light), fit(stepped, seats=16)
+    assert isinstance(of_line, EngineFit)
+    assert isinstance(of_classes, EngineFit)
+    assert of_line.by_size is None
+    assert of_classes.by_size is not None
+    longer = [of_classes.by_size[n] * steps_ms(of_classes, n) / steps_ms(of_line, n) for n in (3, 5, 9, 11)]
+    assert longer == pytest.approx([1.0, 1.0, 1.4, 1.4], rel=0.06)
+    missed = misfit(stepped, of_classes, engine_of(of_classes))
     assert isinstance(missed, Misfit)
-    assert "8 sequences" in refusal(light, classes, missed)
-    assert "missed" in refusal(light, shown_fit, replace(missed, logs=missed.logs + 0.4))
+    assert refusal(stepped, of_classes, missed) == ""
+    assert "missed" in refusal(stepped, of_classes, replace(missed, logs=missed.logs + 0.4))
+
+
+def steps_ms(shown_fit: EngineFit, sequences: int) -> float:
+    """Return the fitted time of a step of decodes of 400 tokens."""
+    speed = shown_fit.speed
+    return 1e3 * (speed.step_s + sequences * (speed.sequence_s + 400 * speed.kv_token_s))
 
 
 def test_a_test_that_is_not_possible_says_so(light: StreamedRequests) -> None:

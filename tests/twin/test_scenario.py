@@ -185,3 +185,11 @@ def test_an_answer_has_the_cost_of_all_replicas(twin: Twin) -> None:
     assert single.million_output_tokens == pytest.approx(1e6 * 2.0 / 3600 / single.output_tokens_per_s)
     refused = answer(replace(twin, duration_s=0.1), loads[:1], run_id="r", slo=None, price=None).loads[0]
     assert refused.refused
+
+
+def test_steps_by_class_are_not_extrapolated(twin: Twin) -> None:
+    """The run says nothing of larger classes."""
+    by_class = replace(twin, fitted=replace(twin.fitted, by_size=np.ones(twin.fitted.seen.sequences + 1)))
+    assert isinstance(predict(by_class, Scenario(label="", rate_per_s=1.0), plays=2), Prediction)
+    many = Scenario(label="", rate_per_s=12.0, settings={"max-num-seqs": 64})
+    assert isinstance(predict(by_class, many, plays=2), Missing)

@@ -31,6 +31,7 @@ _SURE_SEATS = 0.8  # of the steps beside a waiting request that have as many seq
 _LEAST_WAITING = 10  # steps
 _LEAST_IDLE = 8  # requests that came to an idle engine
 _LEAST_ROOMY = 0.2  # of the requests
+_LEAST_OF_SIZE, _STRAIGHT = 40, 0.1  # steps of a size, and the largest bias of one that a line may have
 _WAITED = 2  # steps: less is an error of the front end
 
 
@@ -51,6 +52,8 @@ class EngineFit:
     seats       the most sequences at a time, None where no request ever waited for a seat
     budget      tokens of a step; where no step was full, the least that the run would not have met
     frontend_s  what a first token takes beyond its steps: values of requests, of which one is drawn
+    by_size     factors on steps by their sequences [seen.sequences + 1], as of graphs for some sizes; None: a line
+                through all steps is right within a tenth
     residuals   logarithms of observed over fitted duration [m], in the order of steps, beside `sequences` [m]
     """
 
@@ -59,6 +62,7 @@ class EngineFit:
     seats: int | None
     budget: int
     frontend_s: Floats
+    by_size: Floats | None
     residuals: Floats
     sequences: Ints
     seen: Seen
@@ -95,16 +99,19 @@ def fit(
         frontend_s = float(np.median(frontends_s))
         chosen, prefills, rows = _by_budget(requests, steps, frontend_s, limit, (budget,) if budget else BUDGETS)
         speed = _speed(rows.coefficients, rows.residuals)
-        frontends_s = _frontends(requests, steps, prefills, speed, chosen)
+        by_size = _by_size(rows)
+        of_alone = replace(speed, step_s=speed.step_s * (1.0 if by_size is None else float(by_size[1])))
+        frontends_s = _frontends(requests, steps, prefills, of_alone, chosen)
         limit = seats or _seats(requests, steps, prefills, float(np.median(frontends_s)), chosen)
-    sequences = np.rint(rows.table[:, 2]).astype(np.int64)
+    sequences = _sizes(rows)
     return EngineFit(
         speed=speed,
         draws=tuple(_draws(rows)),
         seats=limit,
         budget=chosen,
         frontend_s=frontends_s,
-        residuals=rows.residuals,
+        by_size=by_size,
+        residuals=rows.residuals if by_size is None else rows.residuals - np.log(by_size[sequences]),
         sequences=sequences,
         seen=Seen(
             sequences=int(sequences.max()),
@@ -142,6 +149,20 @@ def _rows(steps: EngineSteps, prefills: Prefills) -> _Rows:
     table = np.column_stack([np.ones(len(of_step)), *within])
     coefficients, residuals = _solve(table, steps.duration_s[of_step])
     return _Rows(table=table, duration_s=steps.duration_s[of_step], coefficients=coefficients, residuals=residuals)
+
+
+def _sizes(rows: _Rows) -> Ints:
+    return np.asarray(np.rint(rows.table[:, 2]), np.int64)
+
+
+def _by_size(rows: _Rows) -> Floats | None:
+    """Return factors on steps by their sequences, None where all are within a tenth of the line."""
+    sequences = _sizes(rows)
+    sizes = np.flatnonzero(np.bincount(sequences) >= _LEAST_OF_SIZE)
+    biases = np.array([np.median(rows.residuals[sequences == size]) for size in sizes])
+    if np.abs(biases).max(initial=0.0) <= _STRAIGHT:
+        return None
+    return np.asarray(np.exp(np.interp(np.arange(sequences.max() + 1), sizes, biases)))
 
 
 def _solve(table: Floats, duration_s: Floats) -> tuple[Floats, Floats]:

@@ -59,15 +59,21 @@ class EngineTimes:
 
 
 def play(
-    load: EngineLoad, engine: EngineSettings, *, seed: int | None = None, factors: Floats | None = None
+    load: EngineLoad,
+    engine: EngineSettings,
+    *,
+    seed: int | None = None,
+    factors: Floats | None = None,
+    by_size: Floats | None = None,
 ) -> EngineTimes:
     """Play a load to its end. Prefixes are cached as the load says; jitter is drawn by `seed`, or the engine's.
 
     With `factors` steps are longer by stretches of these, drawn from them as they stand, in place of the engine's
-    jitter. Cost: some 15 us a request and as much a prefill step.
+    jitter; with `by_size` by that of their number of sequences too, the last for all beyond. Cost: some 15 us a request
+    and as much a prefill step.
     """
     jitters = _Jitters(engine.speed.jitter_ratio, engine.seed if seed is None else seed, factors)
-    return _Player(load, engine, jitters).run()
+    return _Player(load, engine, jitters, [1.0] if by_size is None else by_size.tolist()).run()
 
 
 class _Player:
@@ -76,8 +82,9 @@ class _Player:
     A running decode holds one token more with each step, so its length stays a constant above the step's number.
     """
 
-    def __init__(self, load: EngineLoad, engine: EngineSettings, jitters: _Jitters) -> None:
+    def __init__(self, load: EngineLoad, engine: EngineSettings, jitters: _Jitters, by_size: Sequence[float]) -> None:
         self.load, self.engine = load, engine
+        self.by_size = [*by_size, *[by_size[-1]] * max(0, engine.max_num_seqs + 1 - len(by_size))]
         self.cached: Sequence[int] = np.minimum(load.cached_tokens, load.prompt_tokens - 1).tolist()
         self.length: list[int] = load.prompt_tokens.tolist()  # tokens before the next output
         self.to_come: list[int] = load.output_tokens.tolist()  # outputs
@@ -139,12 +146,13 @@ class _Player:
         steps = min(self.ends[0][0] - self.step, _MOST_STEPS)
         while steps > 1 and not self._roomy(steps):
             steps //= 2
-        first_s = speed.step_s + speed.sequence_s * n + speed.kv_token_s * (self.kv + n)
+        by_size = self.by_size[n]
+        first_s = (speed.step_s + speed.sequence_s * n + speed.kv_token_s * (self.kv + n)) * by_size
         if steps == 1:
             self._advance(1, first_s * self.jitters.take())
             return
         jitters = self.jitters.some(steps)
-        ends_s = np.cumsum((first_s + speed.kv_token_s * n * np.arange(steps)) * jitters)
+        ends_s = np.cumsum((first_s + by_size * speed.kv_token_s * n * np.arange(steps)) * jitters)
         if self.coming and n < self.engine.max_num_seqs:
             steps = min(steps, int(np.searchsorted(ends_s, self.coming[0][0] - self.now_s)) + 1)
         self.jitters.at += steps
@@ -185,7 +193,7 @@ class _Player:
             + speed.prefill_token_s * tokens
             + speed.sequence_s * (decodes + sequences)
             + speed.kv_token_s * (self.kv + decodes + held)
-        ) * self.jitters.take()
+        ) * (self.by_size[decodes + sequences] * self.jitters.take())
         if budget <= 0 and (self.waiting or self.prefill is not None):
             self.budget_s += duration_s
         elif short_of_blocks:
