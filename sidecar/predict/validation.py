@@ -49,7 +49,7 @@ def validated(run: Run, prediction: Prediction, url: str, *, seed: int, duration
         code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
     if code not in {0, 1}:
         raise ConfigurationError(
-            "predict.validate", f"--validate {url}: the load of {scenario.label} could not be sent"
+            "predict.validate", f"--validate {url}: {scenario.label} could not be sent; the reason stands above"
         )
     return _measured(out, prediction)
 

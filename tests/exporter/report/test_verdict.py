@@ -34,6 +34,7 @@ from sidelight.recorded.nodes import ClockExchange, NodeClock, encode_clock
 from sidelight.rundir.frames import FrameLog
 from sidelight.scraper.engines.catalogue import EngineLimits
 from sidelight.sidecar.report.derive import derive_run
+from sidelight.twin.seats import MoreSeats, PredictedChange
 
 replace = msgspec.structs.replace
 OBJECTIVE = ObjectiveResult(
@@ -294,6 +295,25 @@ def test_a_watch_without_clients_spans_is_explained_by_pages(
     )
     assert ("not_judged", cause) == (verdict.state, verdict.cause)
     assert words in " ".join(words_of(verdict))
+
+
+@pytest.mark.parametrize(
+    ("high", "begins"), [(7200.0, "With 32 in place of 16"), (16000.0, "It may not help: with 32")]
+)
+def test_more_running_requests_are_advised_with_what_they_would_bring(high: float, begins: str):
+    """Only where the interval is below the run's TTFT is it said to help."""
+    more = MoreSeats(
+        now=16,
+        then=32,
+        ttft_p99_ms=PredictedChange(now=15100.0, estimate=5900.0, low=4800.0, high=high),
+        tpot_p50_ms=PredictedChange(now=17.0, estimate=27.0, low=24.0, high=30.0),
+    )
+    waited = replace(BLOCKED.correlation, evidence=WAITED)
+    verdict = verdict_of(run_with(correlation=waited, methodology=GROWING, more_seats=more))
+    assert begins in verdict.do
+    assert all(words in verdict.do for words in ("5.9 s", "15.1 s", "27 ms", "17 ms"))
+    without = verdict_of(run_with(correlation=waited, methodology=GROWING, more_seats=MoreSeats(missing="no fit")))
+    assert verdict.do.startswith(without.do)
 
 
 @pytest.mark.parametrize(
