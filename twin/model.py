@@ -21,7 +21,7 @@ _PROCESSES = ("poisson", "uniform", "gamma", "burst")
 def twin_of(
     run: Run, finished: float, *, seats: int | None = None, budget: int | None = None, kv_blocks: int | None = None
 ) -> Twin | Missing:
-    """Return the twin of a run, or the reason why a prediction would be a guess.
+    """Return the twin of a run, or the reason against predictions.
 
     `finished` are the requests that engines' pages counted in the measured window, 0 where none does. Known limits of
     the engine are taken as they are.

@@ -33,7 +33,7 @@ class PredictedChange(PredictedTime, frozen=True, kw_only=True):
 
 
 class MoreSeats(Struct, frozen=True, kw_only=True):
-    """What this run would have shown with a higher limit on running requests, by `sidelight predict`."""
+    """This run with a higher limit on running requests, as predicted."""
 
     now: Annotated[Count | UnsetType, doc("the limit, as the run shows it; absent where it does not", "requests")] = (
         UNSET
@@ -46,7 +46,7 @@ class MoreSeats(Struct, frozen=True, kw_only=True):
 
 
 def more_seats(run: Run, finished: float) -> MoreSeats:
-    """Return what twice as many seats would bring; of a long run, or without a fit that holds, the reason why not.
+    """Return the prediction for twice as many seats, or the reason against one.
 
     `finished` is as in `twin_of`.
     """

@@ -131,7 +131,7 @@ def _shares_prefixes(run: Run) -> bool | None:
 
 
 def hardware_of(measured: MeasuredRun) -> Hardware:
-    """Return power and energy in the measured window, and what a token cost."""
+    """Return power, energy, and the energy of a token, in the measured window."""
     run, window = measured.run, measured.window
     generated = output_tokens_within(measured.requests, window.start_ns, window.end_ns)
     return hardware_summary(

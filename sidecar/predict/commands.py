@@ -33,7 +33,7 @@ from sidelight.sidecar.predict.result import MeasuredLoad, answer
 from sidelight.sidecar.predict.validation import validated
 from sidelight.sidecar.progress.reporter import Terminal
 from sidelight.twin.model import twin_of
-from sidelight.twin.scenario import SETTINGS, Prediction, Scenario
+from sidelight.twin.scenario import SETTINGS, Prediction, Scenario, Twin
 
 SCENARIO = Group("What if", sort_key=1)
 DEFAULT_RATES = "x0.5,x1,x1.5,x2"
@@ -118,21 +118,12 @@ def predict(  # noqa: PLR0913  an argument is an option
     sidelight predict runs/today --rate 8 --set max-num-seqs=32 --slo 'ttft_p99<2s'
     """
     del verbose  # which is read before
-    limits = _settings("--known", known)
     try:
         objectives = parse_typed_slo(slo) if slo else None
     except ValueError as error:
         raise ConfigurationError("option.value", str(error)) from None
     run = open_run(run_directory)
-    twin = twin_of(
-        run,
-        _finished(run),
-        seats=limits.get("max-num-seqs"),
-        budget=limits.get("max-num-batched-tokens"),
-        kv_blocks=limits.get("kv-blocks"),
-    )
-    if isinstance(twin, Missing):
-        raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}. {HELPS}")
+    twin = _twin(run, _settings("--known", known))
     loads = [
         replace(each, arrival=Arrival(kind=arrival, rate_per_s=1.0)) if arrival and each.rate_per_s else each
         for each in _loads(
@@ -155,6 +146,15 @@ def predict(  # noqa: PLR0913  an argument is an option
     else:
         print_on(Terminal(highlight=False), report(predicted))
     return 0
+
+
+def _twin(run: Run, known: Mapping[str, int]) -> Twin:
+    """Return the twin of a run; raises ConfigurationError where a prediction would be a guess."""
+    limits = {"seats": "max-num-seqs", "budget": "max-num-batched-tokens", "kv_blocks": "kv-blocks"}
+    twin = twin_of(run, _finished(run), **{name: known.get(option) for name, option in limits.items()})
+    if isinstance(twin, Missing):
+        raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}. {HELPS}")
+    return twin
 
 
 def _finished(run: Run) -> float:

@@ -24,7 +24,9 @@ _LEFT = ("config", "out", "listen", "metrics", "requests", "json", "quiet", "rat
 
 
 def validated(run: Run, prediction: Prediction, url: str, *, seed: int, duration_s: float) -> MeasuredLoad:
-    """Return the measured times of a predicted load, sent to `url` by `sidelight run` beside the run's directory.
+    """Return the measured times of a predicted load, sent to `url` by `sidelight run`.
+
+    Its directory lies beside that of the fitted run.
 
     Raises ConfigurationError where the load could not be sent.
     """

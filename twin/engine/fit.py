@@ -156,7 +156,7 @@ def _sizes(rows: _Rows) -> Ints:
 
 
 def _by_size(rows: _Rows) -> Floats | None:
-    """Return factors on steps by their sequences, None where all are within a tenth of the line."""
+    """Return factors on steps by their sequences, None where a line fits."""
     sequences = _sizes(rows)
     sizes = np.flatnonzero(np.bincount(sequences) >= _LEAST_OF_SIZE)
     biases = np.array([np.median(rows.residuals[sequences == size]) for size in sizes])

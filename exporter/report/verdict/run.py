@@ -39,7 +39,7 @@ from sidelight.loadgen.requests.self_check.stated_error import ErrorBound
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
 from sidelight.rundir.clock import iso_ms
-from sidelight.rundir.printable.numbers import cell, count_of, spoken
+from sidelight.rundir.printable.numbers import cell, count_of, spoken, spoken_together
 from sidelight.rundir.printable.text import as_sentence
 
 
@@ -64,16 +64,17 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 
 def _by_more_seats(summary: Summary) -> str:
-    """Return a sentence on the prediction for a higher limit on running requests, "" without one."""
+    """Return a sentence on the prediction for more running requests, "" without one."""
     more = summary.more_seats
     if more is UNSET or more.ttft_p99_ms is UNSET or more.tpot_p50_ms is UNSET:
         return ""
     ttft, tpot = more.ttft_p99_ms, more.tpot_p50_ms
+    then, low, high, now = spoken_together(ttft.estimate, ttft.low, ttft.high, ttft.now)
+    a_token, a_token_now = spoken_together(tpot.estimate, tpot.now)
     helps = "With" if ttft.high < ttft.now else "It may not help: with"
     return (
-        f" {helps} {more.then} in place of {more.now}, this load's TTFT p99 would be {spoken(ttft.estimate)} "
-        f"({spoken(ttft.low)} to {spoken(ttft.high)}) in place of {spoken(ttft.now)}, and TPOT p50 "
-        f"{spoken(tpot.estimate)} in place of {spoken(tpot.now)} (sidelight predict)."
+        f" {helps} {more.then} in place of {more.now}, this load's TTFT p99 would be {then} ({low} to {high}) in place "
+        f"of {now}, and TPOT p50 {a_token} in place of {a_token_now} (sidelight predict)."
     )
 
 
