@@ -20,7 +20,7 @@ import numpy as np
 from sidelight.correlator.attribute import NO_FIRST
 from sidelight.correlator.estimate.table import BY_TIME, Attribution
 from sidelight.correlator.exact.clock_offset import ClockOffsets, first_token_ns
-from sidelight.correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
+from sidelight.correlator.exact.table import RECORD_BY_TIME, SLACK_S, UNDIVIDED, WITHIN_S, Joined
 from sidelight.correlator.gateways import GatewayColumns, gateway_columns
 from sidelight.correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Part
 from sidelight.correlator.requests import RequestColumns, first_output_ns
@@ -55,7 +55,8 @@ class Parts(InnerTimes):
                             gateway_at_most_s is the most that it can be
     gateway_request_s       of gateway_s, before they called the next server
     gateways                the gateways by themselves, outermost first: a tuple of GatewayPart
-    queue_s, prefill_s      in the engine, of two the first; NaN: unknown, then they are in other_s
+    queue_s, prefill_s      in the engine, of two the first; NaN: unknown, then they are in other_s; the queue of an
+                            undivided request in prefill_s
     router_s                between two engines, then kv_transfer_s, decode_queue_s and first_step_s in the second, as
                             far as it tells them apart. NaN where one engine served, and router_s where it is within
                             router_error_s, the error of the one clock against the other (in no error_s): it is then
@@ -121,6 +122,11 @@ class Parts(InnerTimes):
     def covered(self) -> Bools:
         """Which requests have a TTFT and its parts [n]."""
         return np.asarray((self.source != "none") & np.isfinite(self.ttft_s), dtype=np.bool_)
+
+    @property
+    def undivided(self) -> Bools:
+        """Which requests two engines shared that tell nothing but their whole [n]."""
+        return np.asarray((self.source != "none") & (self.reason == UNDIVIDED), dtype=np.bool_)
 
     @property
     def by_two_engines(self) -> Bools:
@@ -208,7 +214,7 @@ def break_down(
         error_s=_errors_s(exact, attribution),
         source=source,
         decode_source=decode_source,
-        merged=_merged(known & np.isfinite(ttft_s), network_s, engine),
+        merged=_merged(known & np.isfinite(ttft_s), exact & (joined.reason == UNDIVIDED), network_s, engine),
         reason=_reasons(exact, known, joined, attribution),
         quality=texts_of(np.select([joined.by_time, exact], [BY_TIME, "exact"], attribution.quality)),
         engine_span_id=joined.span_id,
@@ -350,10 +356,11 @@ def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
     return np.where(exact, 0.0, np.fmax.reduce(errors_s))
 
 
-def _merged(rows: Bools, network_s: Floats, engine: _EngineTimes) -> Texts:
+def _merged(rows: Bools, undivided: Bools, network_s: Floats, engine: _EngineTimes) -> Texts:
     """Return the names of the parts that `other_s` holds because no source separates them."""
     columns_s = (network_s, engine.queue_s, engine.prefill_s, engine.engine_frontend_s)
     unknown = np.isnan(np.column_stack(columns_s)) & rows[:, None]
+    unknown[undivided, 1:] = False  # they are in the prefill and in the first step
     patterns, place = np.unique(unknown, axis=0, return_inverse=True)
     names = [
         _listed([label for label, absent in zip(_MERGED, row, strict=True) if absent]) for row in patterns.tolist()

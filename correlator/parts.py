@@ -88,7 +88,7 @@ _BEFORE_TOKEN = (
         spent="in prefill", colour="green", glyph="▓",
         light="#e69f00", dark="#f0b232", board="yellow",
         definition="First scheduling to first token. Where two engines shared a request: of the one that computed its "
-        "prompt.",
+        "prompt; of a worker of Dynamo its whole span, with its queue.",
     ),
     Part(
         name="router", label="between engines", error="hand_over", stated=True,
@@ -97,7 +97,8 @@ _BEFORE_TOKEN = (
         light="#a3375e", dark="#ef8fb0", board="dark-red",
         cure="look at the router or proxy that calls the decode engine, and at the network between them",
         definition="Where two engines shared a request: from the end of the prefill engine's span to the arrival at "
-        "the decode engine. What is smaller than the two clocks are known to each other stays in `network_ms`.",
+        "the decode engine. A router's spans of its two calls bound it. What is smaller than the two clocks "
+        "are known to each other stays in `network_ms`.",
     ),
     Part(
         name="kv_transfer", label="KV transfer", stated=True, cause="the KV transfer",
@@ -124,7 +125,8 @@ _BEFORE_TOKEN = (
         light="#4d7c0f", dark="#a3d65c", board="dark-green",
         cure="look at the batch of the decode engine, and at a connector that loads the KV cache within the step",
         definition="Where two engines shared a request: from its first scheduling at the decode engine to the first "
-        "token there. Of vLLM with a synchronous load of the KV cache in it.",
+        "token there; of Dynamo's workers from the prefill's end to the frontend's first output. Of vLLM with a "
+        "synchronous load of the KV cache in it.",
     ),
 )  # fmt: skip
 # What engines' spans state of a request whose client sent no span.
@@ -232,6 +234,11 @@ SEND = Part(
     definition="Submit - dispatch: connecting and sending. Before TTFT begins, in none of its parts.",
 )
 # What people read for a part by its name.
+# Of engines whose spans tell nothing but their whole.
+UNDIVIDED_LABELS = {"prefill": "prefill with its queue", "first_step": "decode to first token"}
+UNDIVIDED_SPENT = {
+    "prefill": "in the prefill engine, its queue included", "first_step": "in the decode engine up to its first token",
+}  # fmt: skip
 LABELS = {part.name: part.label for part in (*E2E_PARTS, *INNER_PARTS, GATEWAY_AT_MOST, SEND)}
 CAUSES = {part.name: part.cause for part in E2E_PARTS}
 SPENT = {part.name: part.spent for part in E2E_PARTS}

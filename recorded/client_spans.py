@@ -49,7 +49,8 @@ class ClientSpan:
     serves                  it is a server's of these, or a known gateway's own
     gateway                 that gateway's name, "" of any other span; `any_service`: whatever its service is called
     is_call                 it says that it is one call of a model
-    start_ns, end_ns        by the clock of the sender; received_ns by ours
+    start_ns, end_ns        by the clock of the sender; received_ns by ours. Of a span that ends as a gateway lets its
+                            request go on, both are its end
     first_s                 seconds from its start to the first output, NaN where it does not tell, or more than it took
     error                   its error.type where it ended in an error, "error" where it does not say which, else ""
     *_tokens                -1 where it does not tell
@@ -104,7 +105,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
         gateway=kind.engine if is_gateway else "",
         any_service=kind.any_service,
         is_call=encloses and kind.is_call,
-        start_ns=span.start_time_unix_nano,
+        start_ns=span.end_time_unix_nano if kind.at_end else span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         received_ns=received.received_ns,
         first_s=_first_s(span, attributes, kind),

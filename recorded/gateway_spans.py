@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.recorded.client_spans import CLOCKS_NS, ClientSpan, chain, client_span, encloses
-from sidelight.scraper.gateways.catalogue import choice_rules
+from sidelight.scraper.gateways.catalogue import choice_rules, gateway
 from sidelight.scraper.spans.received import ReceivedSpan, attributes_of, sends_body, text_of
 
 MOST_SPANS = 5000  # of a trace in which to look for gateways beside the engine: each request would look at all of them
@@ -41,6 +41,8 @@ class GatewaySpan:
     request_s   from its start to its call of the next server: what it did before, such as authentication and routing
     first_s     from its start to its first output, which `first_by` says the source of
     is_beside   its span is a sibling of the engine's, which it encloses in time, not its ancestor
+    pair_s      from its start to the begin and end of its call of a prefill engine, and of its call of a decode engine;
+                () where it is not known to call two
     """
 
     service: str
@@ -50,6 +52,7 @@ class GatewaySpan:
     first_by: FirstBy
     is_beside: bool = False
     name: str = ""
+    pair_s: tuple[float, ...] = ()
 
 
 class RouterChoice(NamedTuple):
@@ -125,7 +128,8 @@ def gateways_between(
     if len(spans) <= MOST_SPANS:
         _add_calls(by_service, spans, inner)
     gateways = [_gateway(group, bodies, leading) for group in by_service.values()]
-    return tuple(sorted((gateway for gateway in gateways if gateway), key=lambda gateway: -gateway.whole_s))
+    ordered = sorted((gateway for gateway in gateways if gateway), key=lambda gateway: -gateway.whole_s)
+    return tuple(map(_without_asked, ordered, (*ordered[1:], None)))
 
 
 def _leading(
@@ -170,13 +174,24 @@ def _beside(
             yield span
 
 
+def _without_asked(outer: GatewaySpan, inner: GatewaySpan | None) -> GatewaySpan:
+    """Return a gateway without the time before its call in an inner decision."""
+    rules = gateway(inner.name).spans if inner and inner.name else None
+    if inner is None or rules is None or not rules.decision or not outer.request_s >= inner.request_s:
+        return outer
+    return replace(outer, request_s=outer.request_s - inner.request_s)
+
+
 def _add_calls(
     by_service: Mapping[str, list[ClientSpan]], spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan]
 ) -> None:
-    """Add the calls of known gateways that end with the reply headers, before engine spans."""
-    begun_ns = min((span.start_ns for span in inner), default=0) + CLOCKS_NS
+    """Add the calls of known gateways before engine spans, of a pair before the last."""
+    begun_ns = [span.start_ns + CLOCKS_NS for span in inner] or [CLOCKS_NS]
     for call in spans.values():
-        if not call.gateway or call.serves or call.start_ns > begun_ns:
+        if not call.gateway or call.serves:
+            continue
+        # A decision's span is without length, and before all that comes after, whatever the clocks say.
+        if call.whole_s and call.start_ns > (max if _is_of_pair(call) else min)(begun_ns):
             continue
         group = by_service.get(call.service, [])
         ids = {span.span_id for span in group}
@@ -190,7 +205,7 @@ def _gateway(
     """Return the gateway of one service's spans, None if they show no timing of it.
 
     Its own span is the outermost that serves, one above the engine's first. Its call of the next server is the one that
-    is nearest to the engine, else the last; where two engines shared the request, the first of both.
+    is nearest to the engine, else the last; where two engines shared the request, the first of both, or of its pair.
     """
     name = next((span.gateway for span in spans if span.gateway), "")
     serving = [span for span in spans if span.serves]
@@ -205,11 +220,24 @@ def _gateway(
         outermost = max((call for call in calls if call.first_s >= 0), key=lambda call: call.whole_s)
         return _span(outermost, name, math.nan, outermost.first_s, "attribute", leading)
     outermost = min(serving, key=lambda span: (span.span_id not in leading, span.start_ns))
-    request_s = _since(outermost, _call_ns(calls, leading)) if calls else math.nan
+    pair = _pair(calls)
+    request_s = _since(outermost, pair[0].start_ns if pair else _call_ns(calls, leading)) if calls else math.nan
+    pair_s = tuple(_since(outermost, at_ns) for call in pair for at_ns in (call.start_ns, call.end_ns))
     for first_s, first_by in _firsts(outermost, serving, timed, bodies):
         if 0 <= first_s <= outermost.whole_s:
-            return _span(outermost, name, request_s, first_s, first_by, leading)
-    return _span(outermost, name, request_s, math.nan, "", leading)
+            return replace(_span(outermost, name, request_s, first_s, first_by, leading), pair_s=pair_s)
+    return replace(_span(outermost, name, request_s, math.nan, "", leading), pair_s=pair_s)
+
+
+def _pair(calls: Sequence[ClientSpan]) -> Sequence[ClientSpan]:
+    """Return the calls of a prefill engine and of a decode engine, in their order; none of other gateways."""
+    known = sorted(filter(_is_of_pair, calls), key=lambda call: call.start_ns)
+    return known if len(known) == 2 else ()
+
+
+def _is_of_pair(call: ClientSpan) -> bool:
+    rules = gateway(call.gateway).spans if call.gateway else None
+    return rules is not None and rules.pair
 
 
 def _call_ns(calls: Sequence[ClientSpan], leading: Mapping[bytes, int]) -> int:

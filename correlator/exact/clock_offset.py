@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from sidelight.correlator.exact.table import SLACK_S, Joined
+from sidelight.correlator.exact.table import SLACK_S, Joined, by_calls, hand_over_bounds
 from sidelight.correlator.requests import first_output_ns
 from sidelight.loadgen.requests.metrics import span_s
 from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.gateway_spans import GatewaySpan
 from sidelight.recorded.nodes import NodeTime, clock_errors_ns
 from sidelight.rundir.columns import Bools, Floats, Ints
 
@@ -113,19 +114,25 @@ class EngineClocks:
 
 
 def handed_over(
-    joined: Joined, requests: RequestLog, one_machine: Bools | None = None, late: EngineClocks | None = None
+    joined: Joined,
+    requests: RequestLog,
+    one_machine: Bools | None = None,
+    late: EngineClocks | None = None,
+    gateways: Sequence[tuple[GatewaySpan, ...]] = (),
 ) -> Joined:
     """Return requests with the time between their two engines, `router_s`, and its error.
 
     It lies between stamps of two clocks: the second engine cannot have a request before the first is done with it, and
     the client waited at least for both. Where it can be known it is in the engines' TTFT and whole time too, else NaN.
     `one_machine` [n] says whose engines have addresses of one machine, and are assumed to run by its clock as far as
-    the bounds allow. `late` has what earlier requests say.
+    the bounds allow. `late` has what earlier requests say. The calls of a router among the `gateways` [n] bound it too,
+    and complete what undivided spans leave open (`by_calls`).
 
     Where it is mostly smaller than the error, or than twice that of an offset that nothing else speaks for, it is left
     where it is: outside the engines.
     """
-    shared = np.isfinite(joined.hand_over_s)
+    passed = gateways or [()] * len(joined)
+    joined, shared = by_calls(joined, passed), np.isfinite(joined.hand_over_s)
     if not shared.any():
         return joined
     router_s, error_s = np.full((2, len(joined)), np.nan)
@@ -133,7 +140,9 @@ def handed_over(
     whole_s = np.where(requests.status == "ok", span_s(requests.submit_ns, requests.end_ns), np.nan)
     waited_s = span_s(requests.submit_ns, first_output_ns(requests))
     beside_s = np.fmin(waited_s - joined.ttft_s, whole_s - joined.e2e_s)
-    most_s = np.clip(np.nan_to_num(beside_s, nan=_FAR_S), -_FAR_S, _FAR_S)
+    called = hand_over_bounds(joined, passed)
+    most_s = np.clip(np.nan_to_num(np.fmin(beside_s, called.most_s), nan=_FAR_S), -_FAR_S, _FAR_S)
+    least_s = np.nan_to_num(called.least_s)
     for pair in dict.fromkeys(joined.hand_over_by[shared].tolist()):
         rows = np.flatnonzero(shared & (joined.hand_over_by == pair))
         between_s = joined.hand_over_s[rows]
@@ -141,16 +150,16 @@ def handed_over(
             router_s[rows], error_s[rows] = between_s, 0.0
             continue
         least_ns = np.rint((between_s - most_s[rows]) * 1e9).astype(np.int64)
-        most_ns = np.rint(between_s * 1e9).astype(np.int64)
+        most_ns = np.rint((between_s - least_s[rows]) * 1e9).astype(np.int64)
         if late is not None:
             least_ns, most_ns = late.extended(pair, least_ns, most_ns)
         offset = _offset(least_ns, most_ns, may_be_ours=one_machine is not None and bool(one_machine[rows].all()))
         if offset.offset_ns is not None and offset.error_ns is not None:
-            usual_ns = np.median(most_ns) - offset.offset_ns
+            usual_ns = np.median(most_ns) - offset.offset_ns + 1e9 * np.median(least_s[rows])
             if usual_ns >= (1 if offset.offset_ns == 0 else 2) * offset.error_ns:
                 router_s[rows], error_s[rows] = between_s - offset.offset_ns / 1e9, offset.error_ns / 1e9
     is_known = (router_s >= -SLACK_S) & (router_s <= most_s + np.nan_to_num(error_s) + SLACK_S)
-    router_s = np.where(is_known, np.maximum(router_s, 0.0), np.nan)
+    router_s = np.where(is_known, np.maximum(router_s, least_s), np.nan)
     added_s = np.nan_to_num(router_s)
     columns: dict[str, Any] = {
         "router_s": np.where(shared, router_s, joined.router_s),

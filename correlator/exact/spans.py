@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sidelight.correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
+from sidelight.correlator.exact.table import ALL_TIMES, SLACK_S, UNDIVIDED, ExactTimes, Refusal
 from sidelight.correlator.parts import SHARED_PARTS
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.columns import Floats, Texts
@@ -142,7 +142,11 @@ def _gap(requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[in
     unread = (spans.fault[place] for place in beside if spans.fault[place] and spans.clock[place] not in processes)
     if places and (fault := next(unread, "")):
         return f"its span of another engine {fault}: refused"
-    if len(places) == 1 and spans.role[places[0]] == "prefill" and counted > 1:
+    if (
+        len(places) == 1
+        and spans.role[places[0]] == "prefill"
+        and (counted > 1 or _is_undivided(spans.engine[places[0]]))
+    ):
         return "no span of the engine that decoded it came"
     return ""
 
@@ -252,8 +256,10 @@ def _of_two_at_once(spans: EngineSpans, first: int, second: int) -> ExactTimes:
     """Return the times of a request that two engines had from the start.
 
     The second waits for the first within its own TTFT, so that no stamps are compared: what neither tells of it stays
-    with its API server.
+    with its API server. Of undivided spans the TTFT is known by their router's calls alone.
     """
+    undivided = _is_undivided(spans.engine[first])
+    stamped, lasts_ns = first if undivided else second, int(spans.end_ns[second] - spans.arrival_ns[second])
     inner_s = {name: float(getattr(spans, f"{name}_s")[first]) for name in INNER_TIMES}
     inner_s |= {name: float(getattr(spans, f"{name}_s")[second]) for name in ("decode_queue", "first_step")}
     return ExactTimes(
@@ -261,15 +267,16 @@ def _of_two_at_once(spans: EngineSpans, first: int, second: int) -> ExactTimes:
         prefill_s=float(spans.prefill_s[first]),
         decode_s=float(spans.decode_s[second]),
         ttft_s=float(spans.ttft_s[second]),
-        e2e_s=float(spans.e2e_s[second]),
+        e2e_s=lasts_ns / 1e9 if undivided else float(spans.e2e_s[second]),
         inner_s=inner_s,
-        arrival_ns=int(spans.arrival_ns[second]),
-        end_ns=int(spans.end_ns[second]),
-        span_id=spans.span_id[second],
-        trace_id=spans.trace_id[second],
-        clock=spans.clock[second],
+        arrival_ns=int(spans.arrival_ns[stamped]),
+        end_ns=int(spans.arrival_ns[stamped]) + lasts_ns,
+        span_id=spans.span_id[stamped],
+        trace_id=spans.trace_id[stamped],
+        clock=spans.clock[stamped],
         place=first,
         next_place=second,
+        reason=UNDIVIDED if undivided else "",
     )
 
 
@@ -314,12 +321,21 @@ def _is_others(owners: Owners, row: int, spans: EngineSpans, place: int) -> bool
 
 
 def _stating(spans: EngineSpans, places: Sequence[int]) -> list[int]:
-    return [
+    """Return the spans that state a time; those around an engine whose whole is all that they tell, if no others do."""
+    stating = [
         place
         for place in places
         if np.isfinite([spans.queue_s[place], spans.prefill_s[place]]).any()
         or (spans.role[place] == "decode" and not spans.fault[place])
     ]
+    divided = [place for place in stating if not _is_undivided(spans.engine[place])]
+    return divided or (stating if "prefill" in spans.role[stating] else [])
+
+
+@cache
+def _is_undivided(engine: str) -> bool:
+    rules = engines.catalogue(engine).spans
+    return rules is not None and rules.is_undivided
 
 
 def _are_one(

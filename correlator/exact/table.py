@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sidelight.correlator.parts import SHARED_PARTS
 from sidelight.loadgen.requests.metrics import OTHER_UNIT
+from sidelight.recorded.gateway_spans import GatewaySpan
 from sidelight.rundir.columns import Bools, Floats, Ints, Texts, same_text
 from sidelight.scraper.engines.catalogue import INNER_TIMES
 from sidelight.scraper.spans.request_times import InnerTimes
 
 SPAN_BY_TIME, RECORD_BY_TIME = "span by time", "record by time"
 SOURCES = ("trace", "request id", "response", SPAN_BY_TIME, RECORD_BY_TIME, "none")
+# Of requests that two engines shared, whose spans tell nothing but their whole.
+UNDIVIDED = "the spans of its engines are not divided: what they waited is in prefill_ms and in first_step_ms"
+NO_FIRST_OUTPUT = "no span of its router says when its first output came, and those of its engines are not divided"
+EARLY = "its first output came before its prefill engine was done with it"
 TIMES = ("queue", "prefill", "decode", "ttft", "e2e")
 ALL_TIMES = (*TIMES, *INNER_TIMES)  # with what some sources state besides
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
@@ -100,6 +106,7 @@ class ExactTimes:
     next_place: int = -1
     hand_over_s: float = np.nan
     hand_over_by: str = ""
+    reason: str = ""
 
 
 # Gives, of some requests (rows), those that the source has times of; and notes by row why it has none of others.
@@ -157,7 +164,7 @@ def put(
     if parts_s + times.decode_s > waited_s + WITHIN_S:
         table.decode_s[row] = np.nan
     unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
-    table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
+    table.reason[row] = times.reason or (f"the {states} tells no {unknown[0]}" if unknown else "")
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns
     table.span_id[row], table.trace_id[row], table.clock[row] = times.span_id, times.trace_id, times.clock
     table.place[row], table.next_place[row] = times.place, times.next_place
@@ -177,6 +184,56 @@ def by_decode_engines(table: Joined) -> Joined:
         **{name: np.where(rows, unknown_s, getattr(table, name)) for name in ("queue_s", "prefill_s", "ttft_s")},
     }
     return replace(table, **columns)
+
+
+class HandOverBounds(NamedTuple):
+    """The least and most time [n] between two engines, s; NaN where no router's calls bound it."""
+
+    least_s: Floats
+    most_s: Floats
+
+
+def hand_over_bounds(joined: Joined, gateways: Sequence[tuple[GatewaySpan, ...]]) -> HandOverBounds:
+    """Return the bounds of the time between two engines.
+
+    It is at least what lies between the two calls, and at most all of both that neither engine had.
+    """
+    least_s, most_s = np.full((2, len(joined)), np.nan)
+    for row in np.flatnonzero(np.isfinite(joined.hand_over_s)).tolist():
+        router = _router(gateways[row])
+        if router is None:
+            continue
+        first_s, first_end_s, second_s, second_end_s = router.pair_s
+        between_s, without_s = second_s - first_end_s, second_end_s - first_s - float(joined.e2e_s[row])
+        if 0 <= between_s <= without_s:
+            least_s[row], most_s[row] = between_s, without_s
+    return HandOverBounds(least_s, most_s)
+
+
+def by_calls(joined: Joined, gateways: Sequence[tuple[GatewaySpan, ...]]) -> Joined:
+    """Return requests with undivided spans, completed by the time from prefill to first output.
+
+    The decode engine has the request from the start, and waits for the other one. Where no router says its first output
+    and its call of the prefill engine, or these contradict each other, the request's times are refused.
+    """
+    rows = np.flatnonzero((joined.reason == UNDIVIDED) & (joined.source != "none"))
+    if not len(rows):
+        return joined
+    columns = {name: getattr(joined, name).copy() for name in ("ttft_s", "first_step_s", "source", "reason", "refusal")}
+    for row in rows.tolist():
+        prefill_s, router = float(joined.prefill_s[row]), _router(gateways[row])
+        rest_s = math.nan if router is None else router.first_s - router.pair_s[1]
+        if router is not None and rest_s >= 0 and prefill_s <= router.pair_s[1] - router.pair_s[0] + SLACK_S:
+            columns["first_step_s"][row], columns["ttft_s"][row] = rest_s, prefill_s + rest_s
+        else:
+            columns["source"][row] = "none"
+            columns["reason"][row] = columns["refusal"][row] = Refusal(EARLY if rest_s < 0 else NO_FIRST_OUTPUT)
+    return replace(joined, **columns)
+
+
+def _router(gateways: Sequence[GatewaySpan]) -> GatewaySpan | None:
+    """Return the innermost gateway that called two engines."""
+    return next((gateway for gateway in reversed(gateways) if gateway.pair_s), None)
 
 
 def _refusal(

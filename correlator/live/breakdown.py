@@ -87,9 +87,9 @@ def break_down_ended(requests: Sequence[TracedRequest], late: EngineClocks | Non
     A client's wait that is shorter than what the engine says it did in it, by over SLACK_S, is a contradiction.
     """
     clients = request_log([request.client for request in requests], [request.trace_id for request in requests])
-    joined = handed_over(_joined(requests, clients), clients, late=late)
-    no_estimates = nothing(len(requests), "")
     gateways = [request.gateways for request in requests]
+    joined = handed_over(_joined(requests, clients), clients, late=late, gateways=gateways)
+    no_estimates = nothing(len(requests), "")
     begins = np.array([bool(request.client and request.client.serves) for request in requests], dtype=np.bool_)
     parts = break_down(clients, joined, no_estimates, gateways=gateways, begins_at_gateway=begins)
     unseen = np.full(len(requests), -1, dtype=np.int64)

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.recorded.client_spans import ClientSpan, chain, encloses
 from sidelight.recorded.gateway_spans import GatewaySpan
-from sidelight.scraper.spans.received import OTHER, ReceivedSpan, attributes_of, bare_resource, process_of
+from sidelight.scraper.spans.received import OTHER, ReceivedSpan, attributes_of, bare_resource
 
 _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and is not ours to keep
 
@@ -50,7 +50,7 @@ class TracedRequest:
     @property
     def processes(self) -> set[str]:
         """Return the processes of the engines by their spans."""
-        return {process_of(received.resource) for received in self.engine if received.kind.role == "request"}
+        return {received.process for received in self.engine if received.kind.role == "request"}
 
     @property
     def awaits_decode(self) -> bool:

@@ -242,7 +242,8 @@ def _gateway(known: GatewayEntry, usual: dict[str, str]) -> Iterator[str]:
     yield f"sidelight run {example.url} {example.options} {pages} {spans}\n```\n"
     yield f"- spans: {known.spans.meaning if known.spans else known.spans_note}"
     yield f"- `X-Request-Id`: {known.request_id}"
-    yield f"- page: {', '.join(f'`{path}`' for path in known.pages)}; {known.enable}"
+    if known.pages:
+        yield f"- page: {', '.join(f'`{path}`' for path in known.pages)}; {known.enable}"
     yield from (f"- {trap}" for trap in known.traps)
     if known.not_ttft:
         yield "\nNot a TTFT:\n"

@@ -63,7 +63,9 @@ def correlated(run: Run) -> Correlated:
     records = matched(requests, run.timings) if run.timings.clocks else None
     round_trips = _round_trips(run)
     own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
-    joined = handed_over(join(requests, run.spans, records), requests, _one_machine(requests, run, own_urls))
+    joined = join(requests, run.spans, records)
+    passed = _gateways(requests, run.gateways, joined)
+    joined = handed_over(joined, requests, _one_machine(requests, run, own_urls), gateways=passed)
     roles = roles_of(run.endpoints)
     observed = [
         Missing(SHARED) if role == "decode" else observe(endpoint)
@@ -79,7 +81,7 @@ def correlated(run: Run) -> Correlated:
         joined,
         attribution,
         clocks,
-        gateways=_gateways(requests, run.gateways, joined),
+        gateways=passed,
         round_trip_s=_round_trip_s(requests, round_trips),
     )
     return Correlated(

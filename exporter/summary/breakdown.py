@@ -30,6 +30,7 @@ from sidelight.correlator.parts import (
     SEND,
     SHARED_PARTS,
     TTFT_PARTS,
+    UNDIVIDED_LABELS,
     Part,
 )
 from sidelight.correlator.statistics.server_times import ServerMeans
@@ -41,6 +42,7 @@ from sidelight.rundir.stats import STATISTICS, Statistics, describe
 Declared = TypeVar("Declared", bound=Struct)
 UNTIMED = "no request with a first token is here"
 NOT_QUEUED = "no engine states it, and pages show no load within a queue: it is in first_step_ms, or was short"
+IN_PREFILL = "its engine's span is not divided: included in prefill_ms"
 NOT_SEEN = "not seen: requests begin at the gateway, whose clients sent no spans"
 
 Source = Annotated[
@@ -283,7 +285,9 @@ def label_of(part: Part, breakdown: Breakdown) -> str:
     transfer = breakdown.kv_transfer_ms
     if part.name == "decode_queue" and transfer.mean is None and transfer.missing != NOT_QUEUED:
         return "decode queue, KV load"
-    return {"network": breakdown.network_label, "gateway": breakdown.gateway_label}.get(part.name, part.label)
+    undivided = UNDIVIDED_LABELS if breakdown.queue_ms.missing == IN_PREFILL else {}
+    labels = {"network": breakdown.network_label, "gateway": breakdown.gateway_label, **undivided}
+    return labels.get(part.name, part.label)
 
 
 def without_queued_loads(breakdown: Breakdown) -> Breakdown:
@@ -348,6 +352,10 @@ def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
         return "no span of a gateway says it: included in network_ms"
     if part.name == GATEWAY_AT_MOST.name:
         return "no span of a gateway came, or they say their first output"
+    if part.name == "queue" and (rows & of.parts.undivided == rows).all():
+        return IN_PREFILL
+    if part.name == "decode_queue" and (rows & of.parts.undivided == rows).all():
+        return "its engine's span is not divided: included in first_step_ms"
     if part in SHARED_PARTS:
         if not of.parts.by_two_engines[rows].any():
             return "one engine served each request"

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, UnsetType
 
 from sidelight.correlator.estimate.table import QUALITIES
-from sidelight.correlator.parts import ENGINE_FRONTEND, OUTSIDE_ENGINE, SPENT
+from sidelight.correlator.parts import ENGINE_FRONTEND, OUTSIDE_ENGINE, SPENT, UNDIVIDED_SPENT
 from sidelight.correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
 from sidelight.rundir.fields import NO_UNIT, UNSET, Count, doc
 from sidelight.rundir.printable.numbers import agree, count_of, percent_of_all
@@ -123,6 +123,8 @@ def places(shares: Mapping[str, float | None], merged: Mapping[str, int], reques
     where = dict(SPENT)
     if shares.get("gateway") is None:
         where["network"] = OUTSIDE_ENGINE
+    if shares.get("first_step") is not None and shares.get("queue") is None and shares.get("decode_queue") is None:
+        where |= UNDIVIDED_SPENT
     if 10 * sum(merged.values()) > requests:
         where["other"] = f"in {' or in '.join(map(in_words, merged))} (together: no source separates them)"
     return where

@@ -149,7 +149,8 @@ class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
     """One way to a time: an attribute (s, or a text such as 1.2ms), `less` another of the times; or from where the
     first of the `begin` spans under the request's begins to where the next `end` span ends; or what lies between two
     stages, from where the first `after` span ends to where the first `until` span begins; or the `sum` of how long the
-    first of each of some stages lasted.
+    first of each of some stages lasted; or how long the request's own span `lasts`, where it has attributes with these
+    values.
     """
 
     attribute: str = ""
@@ -159,6 +160,7 @@ class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
     until: str = ""
     sum: tuple[str, ...] = ()
+    lasts: dict[str, str] = {}
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -194,6 +196,11 @@ class EngineSpanRules(msgspec.Struct, frozen=True, kw_only=True):
     step_id: str = ""
     times: dict[str, tuple[SpanTime, ...]] = {}
     roles: dict[Literal["prefill", "decode"], SpanRole] = {}
+
+    @property
+    def is_undivided(self) -> bool:
+        """Return whether a prefill is a whole span, with its queue in it."""
+        return any(way.lasts for way in self.times.get("prefill", ()))
 
     def request_of_step(self, text: str) -> str:
         """Return the request's id from a step's id, "" if it is not a step's."""

@@ -64,13 +64,17 @@ class GatewaySpanRules(msgspec.Struct, frozen=True, kw_only=True):
     Its own are those `serving` the request. They are for gateways that kinds and attributes do not show by convention.
     `any_service`: those of a sidecar, which bears the service name of the client or the engine that it stands beside.
     `late_events`: the event of a first token is stamped as the stream ends, so that it tells nothing.
+    `decision` are spans that end as it lets the request go on. `pair`: of two calls of a request, the first is of a
+    prefill engine, the second of a decode engine.
     """
 
     serving: tuple[SpanMatch, ...] = msgspec.field(name="own")
     call: tuple[SpanMatch, ...] = ()
+    decision: tuple[SpanMatch, ...] = ()
     first_output: FirstOutput | None = None
     any_service: bool = False
     late_events: bool = False
+    pair: bool = False
     meaning: str
 
 

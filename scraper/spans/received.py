@@ -54,6 +54,7 @@ class SpanKind:
     ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are known
     first_output  of a gateway: its attribute with the time to its first output
     any_service   of a gateway: its service's name may be the client's or the engine's
+    at_end        of a gateway's call: it begins where the span ends
     """
 
     role: Literal["request", "gateway", "gateway_call", "stage", "call", "probe", "other"]
@@ -64,6 +65,7 @@ class SpanKind:
     ends_prefill: bool = False
     first_output: FirstOutput | None = None
     any_service: bool = False
+    at_end: bool = False
 
 
 _STAGE, _LAST_STAGE = SpanKind(role="stage"), SpanKind(role="stage", ends_prefill=True)
@@ -90,6 +92,11 @@ class ReceivedSpan:
     fault: str
     resource: Resource
     service: str = ""
+
+    @property
+    def process(self) -> str:
+        """Return an identifier of the sender's process, its service where nothing else is stated."""
+        return process_of(self.resource) or self.service
 
     @property
     def off_clock_s(self) -> float:
@@ -291,7 +298,8 @@ def _gateways() -> tuple[Mapping[str, Sequence[_Matched]], Sequence[_Matched]]:
             continue
         serving = SpanKind(role="gateway", engine=name, first_output=spans.first_output, any_service=spans.any_service)
         call = replace(serving, role="gateway_call", first_output=None)
-        for matches, kind in ((spans.serving, serving), (spans.call, call)):
+        decision = replace(call, at_end=True)
+        for matches, kind in ((spans.serving, serving), (spans.call, call), (spans.decision, decision)):
             for match in matches:
                 group = by_name.setdefault(match.name, []) if match.name else by_scope
                 group.append((match, (kind, replace(kind, is_call=True))))

@@ -72,7 +72,7 @@ def times_of(request: SpanRequest, stages: Sequence[Stage]) -> Mapping[str, floa
     for name in TIMES:
         known[name] = math.nan
         for way in request.spans.times.get(name, ()):
-            stated = _stated(request, way.attribute) if way.attribute else _staged(stages, way)
+            stated = _time(request, stages, way)
             if stated is None:
                 continue
             if not 0 <= stated < math.inf:
@@ -93,6 +93,13 @@ def role_of(request: SpanRequest, stages: Sequence[Stage]) -> str:
         if not names.isdisjoint(sign.stages):
             return role
     return ""
+
+
+def _time(request: SpanRequest, stages: Sequence[Stage], way: SpanTime) -> float | None:
+    if way.lasts:
+        is_stated = all(request.attributes.get(name) == value for name, value in way.lasts.items())
+        return (request.end_ns - request.begin_ns) / 1e9 if is_stated else None
+    return _stated(request, way.attribute) if way.attribute else _staged(stages, way)
 
 
 def _stated(request: SpanRequest, attribute: str) -> float | None:

@@ -28,7 +28,7 @@ from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.gateway_spans import GatewaySpans, nested
 from sidelight.rundir.columns import Ints, concat, take
 from sidelight.scraper.series.log import FailureRecord, ScrapeRow
-from sidelight.scraper.spans.received import ReceivedSpan, SharingProcesses, process_of
+from sidelight.scraper.spans.received import ReceivedSpan, SharingProcesses
 from sidelight.scraper.spans.requests import request_spans
 from sidelight.scraper.spans.spec import DECODE_S, SETTLE_S
 from sidelight.sidecar.live.lately import Lately
@@ -149,10 +149,11 @@ class LiveParts:
         known = np.zeros(len(log), dtype=np.bool_)
         if may.any():
             timed = take(log, may)
-            joined = handed_over(join(timed, request_spans(chain.from_iterable(traces))), timed, late=self._clocks)
-            known[may] = joined.source != "none"
+            joined = join(timed, request_spans(chain.from_iterable(traces)))
             pairs = zip(timed.trace_id, joined.trace_id, strict=True)
             gateways = [nested(*map(self._gateways.of, map(bytes.fromhex, dict.fromkeys(pair)))) for pair in pairs]
+            joined = handed_over(joined, timed, late=self._clocks, gateways=gateways)
+            known[may] = joined.source != "none"
             exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
             self._count(take(log, known), take(exact, known[may]), nothing(int(known.sum()), ""), now_ns)
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)
@@ -163,4 +164,4 @@ class LiveParts:
 
 
 def _processes(spans: Sequence[ReceivedSpan]) -> set[str]:
-    return {process_of(received.resource) for received in spans if received.kind.role == "request"}
+    return {received.process for received in spans if received.kind.role == "request"}

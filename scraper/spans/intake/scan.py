@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidelight.scraper.spans.intake.export import parsed
-from sidelight.scraper.spans.received import ReceivedSpan, SharingProcesses, process_of, received_spans
+from sidelight.scraper.spans.received import ReceivedSpan, SharingProcesses, received_spans
 
 _TRACES_KEPT = 100_000
 _MOST_SERVICES = 8  # before an engine, of which a trace is noted to have spans
@@ -58,7 +58,7 @@ class AwaitedTraces:
             trace_id = received.span.trace_id
             if received.kind.tells_all or self._completes(received):
                 processes = self._traces.setdefault(trace_id, set())
-                processes.add(process_of(received.resource))
+                processes.add(received.process)
                 self._sharing.is_half(processes)
             elif _serves(received):
                 services = self._serving.setdefault(trace_id, set())
