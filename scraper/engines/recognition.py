@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.engines.binding import CanonicalSource, PageNames, is_copy
@@ -50,7 +51,8 @@ class RecognisedEngine:
     detected_by: str
 
 
-def detect(series: Iterable[Series]) -> RecognisedEngine | None:
+@lru_cache(maxsize=64)  # of a page both are asked for by each part of a report
+def detect(series: tuple[Series, ...]) -> RecognisedEngine | None:
     """Return the engine of a page, by a canonical metric of its own, else None.
 
     - Its name's prefix alone would not do: an engine's sidecars use it too.
@@ -70,7 +72,8 @@ def detect(series: Iterable[Series]) -> RecognisedEngine | None:
     return None
 
 
-def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSource | Missing]:
+@lru_cache(maxsize=64)
+def canonical(series: tuple[Series, ...], engine: str) -> Mapping[str, CanonicalSource | Missing]:
     """Return the source of each of `QUANTITIES`, or why it is missing; of `FEATURES`, those that the page shows.
 
     A source is the columns of a page (or matrix) that provide it.

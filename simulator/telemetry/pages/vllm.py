@@ -287,20 +287,21 @@ def _split_counters(settings: EngineSettings) -> dict[str, tuple[str, str, tuple
 
 
 _number_text = lru_cache(maxsize=4096)(floatToGoString)
-_value_of, _buckets_of, _created_of = attrgetter("_value"), attrgetter("_buckets", "_sum"), attrgetter("_created")
+_number_of, _value_of = attrgetter("_value"), attrgetter("_value._value")
+_buckets_of, _created_of = attrgetter("_buckets", "_sum"), attrgetter("_created")
 
 
 def _numbers(family: Sequence[Any]) -> list[float]:
     """Return the numbers of a family, in the order of the page. Its `collect` would make an object of each number."""
     numbers: list[float] = []
     for series in family:
-        if isinstance(series, Histogram):
+        if type(series) is Histogram:
             buckets, total = _buckets_of(series)
-            counts = list(accumulate(bucket.get() for bucket in buckets))
-            numbers += [*counts, counts[-1], total.get()]
+            counts = list(accumulate(map(_number_of, buckets)))
+            numbers += [*counts, counts[-1], _number_of(total)]
         else:
-            numbers.append(_value_of(series).get())
-    return numbers + [_created_of(series) for series in family if not isinstance(series, Gauge)]
+            numbers.append(_value_of(series))
+    return numbers + [_created_of(series) for series in family if type(series) is not Gauge]
 
 
 def _show_cache_config(settings: EngineSettings, registry: CollectorRegistry) -> Gauge:
