@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
 
+from sidelight.correlator.estimate.regression import nonnegative_least_squares
 from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import SpeedProfile
@@ -171,10 +171,7 @@ def _solve(table: Floats, duration_s: Floats) -> tuple[Floats, Floats]:
     coefficients, weight = np.zeros(table.shape[1]), 1 / duration_s
     residuals = np.zeros(len(duration_s))
     for _ in range(_ROUNDS):
-        scaled = table / scale * weight[:, None]
-        # Of the least squares of many rows that of a triangle of 4 by 4 is left, which has the same solution.
-        orthogonal, triangle = np.linalg.qr(scaled)
-        coefficients = nnls(triangle, orthogonal.T @ (duration_s * weight))[0] / scale
+        coefficients = nonnegative_least_squares(table / scale * weight[:, None], duration_s * weight) / scale
         fitted = np.maximum(table @ coefficients, 1e-9)
         residuals = np.log(duration_s / fitted)
         robust = _HUBER * _spread(residuals) / np.maximum(np.abs(residuals - np.median(residuals)), 1e-12)
