@@ -24,6 +24,10 @@ settings.load_profile("sidelight")
 # that is never closed: a ResourceWarning, hence an error. With None set, it makes none.
 asyncio.set_event_loop(None)
 
+# aiohttp reads the certificates of this machine twice whenever it is imported, a tenth of a second of each of a
+# thousand processes. Tests trust their own authority alone.
+os.environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
+
 # nohup ignores SIGHUP, and a shell SIGINT of what it puts in the background; child processes inherit that, and
 # Sidelight honours it. Tests that send signals start from the defaults, wherever they were started from.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
