@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import promql
@@ -27,19 +29,31 @@ from sidelight.sidecar.report.history import history
 
 PROMTOOL = shutil.which("promtool")
 RUNS = ["vllm_spans", "vllm_plain", "two_engines"]
+Derived = Callable[[str], Evaluated]
 
 
-def derived(name: str, tmp_path: Path) -> Evaluated:
-    path = tmp_path / name
+def fresh(name: str, place: Path) -> Evaluated:
+    path = place / name
     shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("expected"))
     return derive_run(open_run(path), ["openmetrics"])
+
+
+@pytest.fixture(scope="module")
+def derived(tmp_path_factory: pytest.TempPathFactory) -> Derived:
+    """Recorded runs by their names, each derived once."""
+    return cache(lambda name: fresh(name, tmp_path_factory.mktemp("derived")))
 
 
 def samples(run: Evaluated) -> list[Sample]:
     """Return the samples of the file, line by line: the library's reader of whole files drops later points of
     histograms, and promtool, which is who reads it, has a test of its own.
     """
-    lines = (run.run.path / OPENMETRICS).read_text(encoding="utf-8").splitlines()
+    return list(_samples(run.run.path))
+
+
+@cache
+def _samples(path: Path) -> list[Sample]:
+    lines = (path / OPENMETRICS).read_text(encoding="utf-8").splitlines()
     assert lines[-1] == "# EOF"
     return [_parse_sample(line) for line in lines if not line.startswith("#")]
 
@@ -56,9 +70,9 @@ def last(points: list[Sample], name: str, **labels: str) -> float:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_last_point_of_each_series_is_the_reports_number(name: str, tmp_path: Path):
+def test_the_last_point_of_each_series_is_the_reports_number(name: str, derived: Derived):
     """Requests, the client's TTFT and its parts, to 1e-9."""
-    run = derived(name, tmp_path)
+    run = derived(name)
     points, summary = samples(run), run.summary
     ttft, parts = summary.client.ttft_ms, summary.correlation.breakdown
     assert last(points, "sidelight_client_requests_total", status="ok") == summary.client.requests.ok
@@ -71,9 +85,9 @@ def test_the_last_point_of_each_series_is_the_reports_number(name: str, tmp_path
     )
 
 
-def test_what_was_due_sent_and_good_ends_as_the_report_has_it(tmp_path: Path):
+def test_what_was_due_sent_and_good_ends_as_the_report_has_it(derived: Derived):
     """Of a run with a schedule and objectives: all that was due, all that was sent, nothing pending, each verdict."""
-    run = derived("two_engines", tmp_path)
+    run = derived("two_engines")
     points, summary = samples(run), run.summary
     due, sent = (last(points, f"sidelight_client_requests_{name}_total") for name in ("scheduled", "submitted"))
     assert (due, sent) == (summary.workload.planned_requests, summary.client.requests.sent)
@@ -85,9 +99,9 @@ def test_what_was_due_sent_and_good_ends_as_the_report_has_it(tmp_path: Path):
         assert last(points, "sidelight_slo_value", objective=objective.name) == objective.value_ms * 1e-3
 
 
-def test_percentiles_of_the_engine_are_of_what_it_had_shown_by_then(tmp_path: Path):
+def test_percentiles_of_the_engine_are_of_what_it_had_shown_by_then(derived: Derived):
     """There are some before the last point, which are the report's to the bit."""
-    run = derived("vllm_spans", tmp_path)
+    run = derived("vllm_spans")
     engine_s = [
         point.value
         for point in samples(run)
@@ -100,9 +114,9 @@ def test_percentiles_of_the_engine_are_of_what_it_had_shown_by_then(tmp_path: Pa
     assert len(engine_s) > 1
 
 
-def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
+def test_a_ttft_counts_from_its_first_token_on(derived: Derived):
     """At each step as many as had come by then, and tokens as their chunks came."""
-    run = derived("vllm_plain", tmp_path)
+    run = derived("vllm_plain")
     log = take(run.run.requests, run.run.requests.phase == "measure")
     counted = 0
     for at_ns, snapshot in history(run.run, run.parts, run.summary):
@@ -116,9 +130,9 @@ def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
     assert counted
 
 
-def test_scrapes_are_counted_as_they_were_recorded(tmp_path: Path):
+def test_scrapes_are_counted_as_they_were_recorded(derived: Derived):
     """Those that answered and those that failed, of which alerts are; the time that the last one took."""
-    run = derived("two_engines", tmp_path)
+    run = derived("two_engines")
     points = samples(run)
     for page in run.run.endpoints:
         counts = {"ok": len(page.response_ns), "failed": len(page.failures)}
@@ -131,11 +145,11 @@ def test_scrapes_are_counted_as_they_were_recorded(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
+def test_points_bear_the_stamps_of_the_run(name: str, derived: Derived):
     """From its first event to its last, ascending in each series, in whole ms as a remote write has them; no counter
     falls.
     """
-    run = derived(name, tmp_path)
+    run = derived(name)
     before: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
     for point in samples(run):
         key = (point.name, tuple(sorted(point.labels.items())))
@@ -151,9 +165,9 @@ def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
     assert max(times) <= max(events) + 60
 
 
-def test_the_end_is_later_than_what_a_server_may_have(tmp_path: Path):
+def test_the_end_is_later_than_what_a_server_may_have(derived: Derived):
     """Whether the last step of a run that was killed arrived is not known: a server that has it takes nothing older."""
-    run = derived("vllm_spans", tmp_path)
+    run = derived("vllm_spans")
     whole = [at_ns for at_ns, _ in history(run.run, run.parts, run.summary)]
     sent_ns = whole[-1] + 2 * 10**9
     after = [at_ns for at_ns, _ in history(run.run, run.parts, run.summary, after_ns=whole[0], sent_ns=sent_ns)]
@@ -162,9 +176,9 @@ def test_the_end_is_later_than_what_a_server_may_have(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_engine_is_the_reports(name: str, tmp_path: Path):
+def test_the_engine_is_the_reports(name: str, derived: Derived):
     """By name and version, which vLLM's page does not state."""
-    run = derived(name, tmp_path)
+    run = derived(name)
     engine = run.summary.server.engine
     assert engine is not None
     assert engine.version
@@ -176,7 +190,7 @@ def test_the_engine_is_the_reports(name: str, tmp_path: Path):
 
 def test_every_series_bears_the_run_and_its_tags(tmp_path: Path):
     """As on the live page: else two runs that are sent to one Prometheus are one series there."""
-    whole = derived("vllm_plain", tmp_path)
+    whole = fresh("vllm_plain", tmp_path)
     run = whole.run
     run.manifest["config"]["tag"] = ["build=1234", "note=a=b"]
     steps = history(run, correlated(run).parts, whole.summary)
@@ -186,11 +200,11 @@ def test_every_series_bears_the_run_and_its_tags(tmp_path: Path):
     assert all(labels.items() <= each.items() for each in shown)
 
 
-def test_prometheus_takes_it_in(tmp_path: Path):
+def test_prometheus_takes_it_in(tmp_path: Path, derived: Derived):
     """promtool makes blocks of it."""
     if PROMTOOL is None:
         pytest.skip("promtool is not installed (Debian package prometheus)")
-    run = derived("vllm_plain", tmp_path)
+    run = derived("vllm_plain")
     command = [
         PROMTOOL,
         "tsdb",
@@ -204,13 +218,13 @@ def test_prometheus_takes_it_in(tmp_path: Path):
     assert list((tmp_path / "db").glob("*/meta.json"))
 
 
-async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_path: Path):
+async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_path: Path, derived: Derived):
     """Requests and the sum of TTFT to 1e-9; sent again, which it refuses as old, they are what they were. Exemplars
     are requests of their buckets.
     """
     if promql.PROMETHEUS is None:
         pytest.skip("prometheus is not installed (Debian package prometheus)")
-    run = derived("vllm_spans", tmp_path)
+    run = derived("vllm_spans")
     ttft, end_s = run.summary.client.ttft_ms, max(float(point.timestamp) for point in samples(run))
     async with promql.prometheus(scraping=[], directory=tmp_path) as base_url:
         for again in (False, True):
@@ -237,5 +251,5 @@ async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_pat
 
 def test_the_same_run_gives_the_same_file(tmp_path: Path):
     """Byte for byte."""
-    files = [(derived("two_engines", tmp_path / place).run.path / OPENMETRICS).read_bytes() for place in ("a", "b")]
+    files = [(fresh("two_engines", tmp_path / place).run.path / OPENMETRICS).read_bytes() for place in ("a", "b")]
     assert files[0] == files[1]
