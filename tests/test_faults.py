@@ -116,4 +116,4 @@ def test_a_case_that_takes_long_is_ended():
 
 def test_a_watch_holds_no_more_after_a_while(tmp_path: Path):
     """In virtual time, with all that goes wrong in a soak: neither what is in use grows, nor garbage that waits."""
-    assert "" == virtual(tmp_path, (8, 14))
+    assert "" == virtual(tmp_path, (8, 12))

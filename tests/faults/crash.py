@@ -212,12 +212,7 @@ def evaluated(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool, 
 CRASHES = Kind(
     name="crash",
     rows={
-        "conductor": 2,
-        "worker": 1,
-        "scraper": 1,
-        "receiver": 1,
-        "children": 1,
-        "everything": 1,
+        **dict.fromkeys(VICTIMS, 1),
         **{f"{who}:call": 1 for who in AT_CALL},
     },
     opened=opened,

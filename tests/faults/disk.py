@@ -41,9 +41,9 @@ PROCESSES = {
     "receiver": "sidelight.scraper.worker.spans",
 }
 ROWS = {
-    **{f"report:{call}": 3 for call in CALLS},
+    **{f"report:{call}": 2 for call in CALLS},
     **{f"conductor:{call}": 1 for call in CALLS},
-    "worker:write": 2,
+    "worker:write": 1,
     "worker:open": 1,
     "scraper:write": 1,
     "scraper:open": 1,

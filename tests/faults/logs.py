@@ -223,9 +223,9 @@ def opened(setting: Setting) -> Iterator[Try]:
 LOG_FAULTS = Kind(
     name="logs",
     rows={
-        **dict.fromkeys(DAMAGE, 2),
-        "forge": 6,
-        "change-manifest": 6,
+        **dict.fromkeys(DAMAGE, 1),
+        "forge": 3,
+        "change-manifest": 3,
         **{f"watch:{damage}": 1 for damage in DAMAGE},
         **{f"study:{damage}": int(damage in QUICK_OF_STUDIES) for damage in DAMAGE},
     },

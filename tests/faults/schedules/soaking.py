@@ -1,7 +1,7 @@
 """A watch for hours of virtual time, beside what goes wrong in production: what its process holds at some moments.
 
 The engine starts again every half minute, the next collector is away a third of the time, the configuration is read
-again and the page is scraped every three seconds, every tenth export comes twice. Blocks of memory are counted, those
+again every three seconds and the page every nine, every tenth export comes twice. Blocks of memory are counted, those
 in use and those that wait to be collected, so that neither windows of some minutes nor free memory count. The
 clients, the collector and the engine, which are of this process too, keep nothing.
 """
@@ -38,7 +38,7 @@ from sidelight.sidecar.watch import service
 from sidelight.sidecar.watch.view import WatchView
 
 PAGE_PORT = 9464
-RELOAD_EVERY_S, LIFE_S, TWICE_EVERY = 3, 30, 10
+RELOAD_EVERY_S, SCRAPE_EVERY_S, LIFE_S, TWICE_EVERY = 3, 9, 30, 10
 LINES = 10  # of what a process says, so many are looked at
 AWAY_S = range(10, 20)  # of each life of the engine
 INTERVALS = ("0.5", "1", "[[")  # the last is refused
@@ -159,6 +159,7 @@ class LongStage(Stage):
                 process.errors = deque(process.errors, maxlen=LINES)
             self._configure(INTERVALS[second // RELOAD_EVERY_S % len(INTERVALS)])
             self.loop.signals[signal.SIGHUP]()
+        if second % SCRAPE_EVERY_S == 0:
             self._do(self._scrape())
 
     def _configure(self, interval_s: str) -> None:

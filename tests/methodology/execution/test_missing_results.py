@@ -24,7 +24,7 @@ NO_NUMBER = re.compile(r"(?<![\w-])(nan|inf|None|NaN)(?![\w.-])")
 
 
 @pytest.mark.parametrize("name", PROCEDURES)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**6), wholes=st.sampled_from([0.0, 0.5, 0.8]))
 def test_a_study_is_reported_whatever_its_steps_lack(name: str, seed: int, wholes: float):
     """None raises, and none shows a value that is missing as a number."""
