@@ -1,6 +1,7 @@
 """How right `sidelight predict` is: simulated engines of many kinds, each fitted to a minute at half of its capacity.
 
     python benchmarks/prediction.py --worlds 200
+    python benchmarks/prediction.py --worlds 40 --spans    # of each request its first and last token alone
 
 A world is an engine (seats 4 to 256, budget 256 to 8192, four speeds), a traffic (lengths, a shared prefix of 0 to
 80 %) and KV blocks. Its run goes through the simulated engine, whose tokens are all that the twin gets, beside the
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from played_runs import NETWORK_S, arrivals, streamed
+from played_twins import spanned
 
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.rundir.columns import Floats, Ints
@@ -25,7 +27,7 @@ from sidelight.simulator.engine.history import EngineRequest
 from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings, SpeedProfile
 from sidelight.simulator.virtual import SimulatedLoad, VirtualServer
 from sidelight.twin.check import engine_of, latencies_ms, misfit, quantiles_of, refusal
-from sidelight.twin.engine.fit import fit
+from sidelight.twin.engine.fit import EngineRequests, fit
 from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.steps import StreamedRequests
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
@@ -173,7 +175,7 @@ def scenarios(of: World, most_per_s: float, blocks: int) -> Iterator[tuple[Scena
         yield scarce, replace(of.engine, kv_blocks=blocks, max_model_len=BLOCK)
 
 
-def scarce_blocks(requests: StreamedRequests) -> int:
+def scarce_blocks(requests: EngineRequests) -> int:
     """Return half of the blocks that a run had in use at its busiest, but enough for its longest request."""
     tokens = requests.prompt_tokens + requests.output_tokens
     order = np.argsort(np.concatenate([requests.first_s, requests.last_s]), kind="stable")
@@ -186,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="number of the first world")
+    parser.add_argument("--spans", action="store_true", help="fit to first and last tokens")
     asked = parser.parse_args()
     cells: dict[str, list[tuple[Floats, Floats]]] = {}
     refused = 0
@@ -193,7 +196,8 @@ def main() -> None:
         of = world(number)
         most_per_s = capacity(of)
         duration_s = min(RUN_S, MOST_REQUESTS / (0.5 * most_per_s))
-        requests = recorded(of, 0.5 * most_per_s, duration_s)
+        streamed_run = recorded(of, 0.5 * most_per_s, duration_s)
+        requests: EngineRequests = spanned(streamed_run) if asked.spans else streamed_run
         fitted = fit(requests, seats=of.engine.max_num_seqs)
         missed = Missing("") if isinstance(fitted, Missing) else misfit(requests, fitted, engine_of(fitted))
         if isinstance(fitted, Missing) or isinstance(missed, Missing) or refusal(requests, fitted, missed):

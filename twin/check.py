@@ -13,7 +13,7 @@ import numpy as np
 from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings
-from sidelight.twin.engine.fit import EngineFit, fit
+from sidelight.twin.engine.fit import EngineFit, EngineRequests, fit
 from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
 from sidelight.twin.engine.steps import StreamedRequests
 
@@ -75,7 +75,7 @@ def quantiles_of(latencies: Floats) -> Floats:
     )
 
 
-def replayed(requests: StreamedRequests, engine: EngineSettings, fitted: EngineFit, *, seed: int) -> Floats:
+def replayed(requests: EngineRequests, engine: EngineSettings, fitted: EngineFit, *, seed: int) -> Floats:
     """Return the latencies of a run's requests [3, n], played as they were sent."""
     random = np.random.default_rng(seed)
     drawn_s = random.choice(fitted.frontend_s, len(requests))
@@ -85,12 +85,10 @@ def replayed(requests: StreamedRequests, engine: EngineSettings, fitted: EngineF
         output_tokens=requests.output_tokens,
         arrival_s=requests.submit_s + drawn_s,
     )
-    return latencies_ms(
-        load, play(load, engine, seed=seed, factors=np.exp(fitted.residuals), by_size=fitted.by_size), drawn_s
-    )
+    return latencies_ms(load, play(load, engine, seed=seed, factors=fitted.factors, by_size=fitted.by_size), drawn_s)
 
 
-def observed_ms(requests: StreamedRequests) -> Floats:
+def observed_ms(requests: EngineRequests) -> Floats:
     """Return the TTFT, TPOT and E2E of a run's requests [3, n]."""
     return _latencies_ms(requests.submit_s, requests.first_s, requests.last_s, requests.output_tokens)
 
@@ -100,7 +98,7 @@ def _latencies_ms(submit_s: Floats, first_s: Floats, last_s: Floats, output_toke
     return 1e3 * np.stack([first_s - submit_s, (last_s - first_s) / gaps, last_s - submit_s])
 
 
-def misfit(requests: StreamedRequests, fitted: EngineFit, engine: EngineSettings) -> Misfit | Missing:
+def misfit(requests: EngineRequests, fitted: EngineFit, engine: EngineSettings) -> Misfit | Missing:
     """Return the misfit of a fit to the run's beginning, or a reason.
 
     All requests are played as they were sent, a few times; those of the time to come are compared.
@@ -121,9 +119,9 @@ def misfit(requests: StreamedRequests, fitted: EngineFit, engine: EngineSettings
     return Misfit(logs=logs, requests=int(later.sum()))
 
 
-def refusal(requests: StreamedRequests, fitted: EngineFit, missed: Misfit) -> str:
+def refusal(requests: EngineRequests, fitted: EngineFit, missed: Misfit) -> str:
     """Return the reason against using a fit, or "" without one."""
-    if requests.tokens_per_chunk > MOST_TOKENS_PER_CHUNK:
+    if isinstance(requests, StreamedRequests) and requests.tokens_per_chunk > MOST_TOKENS_PER_CHUNK:
         return (
             f"a chunk has {requests.tokens_per_chunk:.2f} tokens in the mean, as with speculative decoding or a reader "
             "that lags: the steps of the engine are not seen"
@@ -133,13 +131,13 @@ def refusal(requests: StreamedRequests, fitted: EngineFit, missed: Misfit) -> st
             f"in a step only {fitted.coherence:.0%} of the sequences under way got a token: tokens are not of one "
             "engine's steps, as behind a router or a data-parallel engine"
         )
+    if reason := _by_time(fitted):
+        return reason
     spread = fitted.speed.jitter_ratio
     if spread > MOST_SPREAD:
         return (
             f"steps of the same batch differ by {spread:.0%}: something that this run does not know of takes the time"
         )
-    if reason := _by_time(fitted):
-        return reason
     if missed.worst > MOST_MISFIT:
         return f"the last 40 % of the time are missed by {missed.worst:.0%} (at most {MOST_MISFIT:.0%} is taken)"
     return ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from sidelight.correlator.opening import WatchRun
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import take
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import engine_of, misfit, refusal
-from sidelight.twin.engine.fit import LEAST_REQUESTS, fit
+from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineRequests, fit
+from sidelight.twin.engine.spans import MOST_SPANNED, spanned_requests
 from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
 from sidelight.twin.scenario import Twin
 
@@ -26,9 +28,10 @@ def twin_of(
     `finished` are the requests that engines' pages counted in the measured window, 0 where none does. Known limits of
     the engine are taken as they are.
     """
-    requests = streamed_requests(run.requests)
+    requests = _requests(run)
     if reason := _unfit(run, requests, finished):
         return Missing(reason)
+    requests = _requests(run, most=MOST_SPANNED)
     fitted = fit(requests, budget=budget, seats=seats)
     if isinstance(fitted, Missing):
         return fitted
@@ -41,7 +44,9 @@ def twin_of(
     if reason := refusal(requests, fitted, missed):
         return Missing(reason)
     config = run.manifest["config"]
-    measured = streamed_requests(take(run.requests, run.requests.phase == "measure"))
+    measured = requests
+    if isinstance(requests, StreamedRequests):
+        measured = streamed_requests(take(run.requests, run.requests.phase == "measure"))
     if len(measured) < LEAST_REQUESTS:
         return Missing(f"{len(measured)} requests were measured, and a prediction needs {LEAST_REQUESTS}")
     return Twin(
@@ -55,7 +60,14 @@ def twin_of(
     )
 
 
-def _unfit(run: Run, requests: StreamedRequests, finished: float) -> str:
+def _requests(run: Run, most: int | None = None) -> EngineRequests:
+    """Return the requests of a run by their tokens; those of a watch by their spans, and the last of them."""
+    if isinstance(run, WatchRun):
+        return spanned_requests(run.requests, run.watched.parts.decode_s, most=most)
+    return streamed_requests(run.requests)
+
+
+def _unfit(run: Run, requests: EngineRequests, finished: float) -> str:
     """Return the reason against a fit to a run's requests, or "" without one."""
     log = run.requests
     sent = int(np.sum(log.submit_ns >= 0))

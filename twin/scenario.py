@@ -13,9 +13,8 @@ from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
 from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
-from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineFit
+from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineFit, EngineRequests
 from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
-from sidelight.twin.engine.steps import StreamedRequests
 
 SETTINGS = {
     "max-num-seqs": "max_num_seqs",
@@ -55,7 +54,7 @@ class Twin:
     loop, else None. `duration_s` is for how long requests were sent.
     """
 
-    requests: StreamedRequests
+    requests: EngineRequests
     fitted: EngineFit
     engine: EngineSettings
     missed: Misfit
@@ -194,7 +193,7 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
         )
         if not len(load.prompt_tokens):
             continue
-        factors, by_size = np.exp(twin.fitted.residuals), twin.fitted.by_size
+        factors, by_size = twin.fitted.factors, twin.fitted.by_size
         times.append(play(load, engine, seed=int(random.integers(1 << 31)), factors=factors, by_size=by_size))
         loads.append(load)
         latencies.append(latencies_ms(load, times[-1], frontend_s[turns]))

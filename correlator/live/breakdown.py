@@ -32,7 +32,7 @@ from sidelight.correlator.parts import ENGINE_PARTS
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.recorded.client_spans import request_log
 from sidelight.rundir.columns import Bools, Floats, Texts, take
-from sidelight.scraper.spans.requests import request_spans
+from sidelight.scraper.spans.requests import EngineSpans, request_spans
 
 _SOURCES = {"trace": "trace", "id": "request id", "time": SPAN_BY_TIME}
 
@@ -88,7 +88,9 @@ def break_down_ended(requests: Sequence[TracedRequest], late: EngineClocks | Non
     """
     clients = request_log([request.client for request in requests], [request.trace_id for request in requests])
     gateways = [request.gateways for request in requests]
-    joined = handed_over(_joined(requests, clients), clients, late=late, gateways=gateways)
+    table, spans = _joined(requests, clients)
+    joined = handed_over(table, clients, late=late, gateways=gateways)
+    clients = _with_tokens(clients, joined, spans)
     no_estimates = nothing(len(requests), "")
     begins = np.array([bool(request.client and request.client.serves) for request in requests], dtype=np.bool_)
     parts = break_down(clients, joined, no_estimates, gateways=gateways, begins_at_gateway=begins)
@@ -153,8 +155,19 @@ def _reasons(requests: Sequence[TracedRequest], parts: Parts, joined: Joined, in
     return reasons
 
 
-def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> Joined:
-    """Return the engine times of requests. The client's wait is compared with them later."""
+def _with_tokens(clients: RequestLog, joined: Joined, spans: EngineSpans) -> RequestLog:
+    """Return the requests with the engine's counts of tokens where a client's span states none."""
+    alone = np.flatnonzero((joined.place >= 0) & (joined.next_place < 0))
+    for name in ("input_tokens", "output_tokens"):
+        counts = getattr(clients, name)
+        rows = alone[counts[alone] < 0]
+        counts[rows] = getattr(spans, name)[joined.place[rows]]
+    clients.output_tokens_source[clients.output_tokens >= 0] = "usage"
+    return clients
+
+
+def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> tuple[Joined, EngineSpans]:
+    """Return the engine times of requests, and the engines' spans. The client's wait is compared with them later."""
     owners: dict[tuple[str, str], int] = {}
     for row, request in enumerate(requests):
         for received in request.engine:
@@ -170,4 +183,4 @@ def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> Joined:
         times = None if isinstance(selection, Refusal) else span_times(spans, selection, request_places)
         if times is not None:
             put(table, row, _SOURCES[requests[row].joined], times)
-    return table
+    return table, spans

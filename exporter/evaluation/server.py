@@ -43,6 +43,11 @@ def server_of(run: Run, window: Window, slice_ns: int, roles: Sequence[Role] | N
     return msgspec.structs.replace(server, reason=reason) if reason else server
 
 
+def engines_of(run: Run) -> int:
+    """Return the number of engines' pages."""
+    return sum(detect(endpoint.series) is not None for endpoint in run.endpoints)
+
+
 def gaps_of(run: Run) -> list[Gap]:
     """Return the gaps of the scraper. Each lasts from the last scrape before the first death to the restart after it,
     however many failed between. A scraper that hangs is noticed late.

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.opening import open_run
 from sidelight.exporter.evaluation.measured import window_of
-from sidelight.exporter.evaluation.server import server_of
+from sidelight.exporter.evaluation.server import engines_of, server_of
 from sidelight.exporter.text import print_on
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
@@ -93,7 +93,7 @@ Price = Annotated[float | None, option(CRITERIA, "What an engine costs an hour, 
 
 
 def predict(  # noqa: PLR0913  an argument is an option
-    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
+    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory, or a watch's.")],
     *,
     rate: Rates = "",
     concurrency: Counts = "",
@@ -151,7 +151,9 @@ def predict(  # noqa: PLR0913  an argument is an option
 def _twin(run: Run, known: Mapping[str, int]) -> Twin:
     """Return the twin of a run; raises ConfigurationError where a prediction would be a guess."""
     limits = {"seats": "max-num-seqs", "budget": "max-num-batched-tokens", "kv_blocks": "kv-blocks"}
-    twin = twin_of(run, _finished(run), **{name: known.get(option) for name, option in limits.items()})
+    twin: Twin | Missing = Missing("pages of several engines were scraped, and a prediction is of one")
+    if engines_of(run) <= 1:
+        twin = twin_of(run, _finished(run), **{name: known.get(option) for name, option in limits.items()})
     if isinstance(twin, Missing):
         raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}. {HELPS}")
     return twin

@@ -128,7 +128,7 @@ def fit_of(twin: Twin) -> TwinFit:
         max_num_seqs=fitted.seats,
         max_num_batched_tokens=fitted.budget,
         requests=len(twin.requests),
-        steps=len(fitted.residuals),
+        steps=fitted.steps,
         most_sequences=fitted.seen.sequences,
         misfit={name: ratios[at].tolist() for at, name in enumerate(METRICS)},
     )

@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from played_runs import NETWORK_S, engine, lengths, run, simulated, streamed
+from played_twins import GPU, fitted
 
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import PROFILES, SpeedProfile
-from sidelight.twin.engine.fit import EngineFit, fit
+from sidelight.twin.engine.fit import fit
 from sidelight.twin.engine.steps import StreamedRequests
-
-GPU = SpeedProfile(step_s=12e-3, prefill_token_s=30e-6, sequence_s=50e-6, kv_token_s=0.05e-6, jitter_ratio=0.03)
-
-
-def fitted(requests: StreamedRequests, **known: int) -> EngineFit:
-    shown_fit = fit(requests, **known)
-    assert isinstance(shown_fit, EngineFit)
-    return shown_fit
 
 
 @pytest.mark.parametrize("budget", [256, 1024])

@@ -6,39 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from played_runs import NETWORK_S, arrivals, engine, run
+from played_runs import engine, run
+from played_twins import truth, twin_of
 
-from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.recorded.errors import ConfigurationError
-from sidelight.rundir.columns import Floats
 from sidelight.rundir.stats import Missing
 from sidelight.sidecar.predict.result import answer
 from sidelight.simulator.settings import EngineSettings
-from sidelight.twin.check import Misfit, engine_of, latencies_ms, misfit, quantiles_of
-from sidelight.twin.engine.fit import EngineFit, fit
-from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.steps import StreamedRequests
 from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rates, is_met
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
-
-POISSON = Arrival(kind="poisson", rate_per_s=1.0)
-
-
-def twin_of(requests: StreamedRequests, *, seats: int | None = 16, arrival: Arrival | None = POISSON) -> Twin:
-    shown_fit = fit(requests, seats=seats)
-    assert isinstance(shown_fit, EngineFit)
-    missed = misfit(requests, shown_fit, engine_of(shown_fit))
-    assert isinstance(missed, Misfit)
-    return Twin(
-        requests=requests,
-        fitted=shown_fit,
-        engine=engine_of(shown_fit),
-        missed=missed,
-        arrival=arrival,
-        concurrency=None,
-        duration_s=float(requests.submit_s[-1]),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -50,29 +28,6 @@ def predicted(twin: Twin, scenario: Scenario) -> Prediction:
     shown_fit = predict(twin, scenario)
     assert isinstance(shown_fit, Prediction)
     return shown_fit
-
-
-def truth(twin: Twin, settings: EngineSettings, rate_per_s: float, replicas: int = 1) -> Floats:
-    """Return quantiles of runs as long as the twin's, of requests like its own, the median of nine [3, 3]."""
-    count = round(rate_per_s * twin.duration_s)
-    runs = []
-    for seed in range(100, 109):
-        drawn = np.random.default_rng(seed).integers(0, len(twin.requests), count)
-        prompts, outputs = twin.requests.prompt_tokens[drawn], twin.requests.output_tokens[drawn]
-        at_s = arrivals(count, rate_per_s, seed)
-        rows = []
-        for replica in range(replicas):
-            turns = slice(replica, None, replicas)
-            load = EngineLoad(
-                prompt_tokens=prompts[turns],
-                cached_tokens=np.zeros_like(prompts[turns]),
-                output_tokens=outputs[turns],
-                arrival_s=at_s[turns] + NETWORK_S,
-            )
-            rows.append(latencies_ms(load, play(load, settings, seed=seed), np.full(len(prompts[turns]), NETWORK_S)))
-        runs.append(quantiles_of(np.concatenate(rows, axis=1)))
-    median: Floats = np.median(runs, axis=0)
-    return median
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 A step lasts `step_s + prefill_token_s x prompt tokens computed + sequence_s x sequences + kv_token_s x tokens held`.
 The coefficients are found by least squares of relative residuals without negative values, with Huber's weights, and
 their error by drawing blocks of steps. What a first token takes beyond the steps it waits for is the front end.
+Where spans alone are known, rows are requests' decodes in the place of steps, among steps that are laid.
 """
 
 from __future__ import annotations
@@ -13,21 +14,32 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sidelight.correlator.estimate.regression import nonnegative_least_squares
-from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.columns import Floats, Ints, take
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import SpeedProfile
-from sidelight.twin.engine.steps import EngineSteps, Prefills, StreamedRequests, prefills_of, steps_of
+from sidelight.twin.engine.spans import SpannedRequests, decode_windows, laid_steps
+from sidelight.twin.engine.steps import (
+    EngineSteps,
+    Prefills,
+    StepWindows,
+    StreamedRequests,
+    prefills_of,
+    steps_of,
+    windows_of,
+)
 
+EngineRequests = StreamedRequests | SpannedRequests
 #: Token budgets of a step that engines are given, the least first; behind them a run has not met its budget.
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 LEAST_REQUESTS, LEAST_STEPS = 20, 200
 DRAWS = 20
 _BLOCKS = 40
 _ROUNDS = 6
+_LAYINGS = 5  # of steps between spans, each at the speed fitted to those before
 _HUBER = 2.0  # standard deviations
-_ALIKE = 1.005  # of the mean residual
+_ALIKE, _ALIKE_BY_SPANS = 1.005, 1.03  # of the mean residual
 _OUTLIER = 0.5  # of a residual: more counts as much
-_SURE_SEATS = 0.8  # of the steps beside a waiting request that have as many sequences
+_SURE_SEATS = 0.7  # of the steps beside a waiting request that have as many sequences
 _LEAST_WAITING = 10  # steps
 _LEAST_IDLE = 8  # requests that came to an idle engine
 _LEAST_ROOMY = 0.2  # of the requests
@@ -48,22 +60,27 @@ class Seen:
 class EngineFit:
     """Speed and limits of an engine, as a run shows them.
 
+    steps       number of steps that it rests on
     draws       the speed fitted to drawn blocks of steps: its error
     seats       the most sequences at a time, None where no request ever waited for a seat
     budget      tokens of a step; where no step was full, the least that the run would not have met
     frontend_s  what a first token takes beyond its steps: values of requests, of which one is drawn
     by_size     factors on steps by their sequences [seen.sequences + 1], as of graphs for some sizes; None: a line
                 through all steps is right within a tenth
-    residuals   logarithms of observed over fitted duration [m], in the order of steps, beside `sequences` [m]
+    residuals   logarithms of observed over fitted duration of steps, or by spans of decodes' mean steps [m], in the
+                order of time, beside `sequences` [m]
+    factors     those of single steps, in their order; None where only means of several are known
     """
 
     speed: SpeedProfile
+    steps: int
     draws: tuple[SpeedProfile, ...]
     seats: int | None
     budget: int
     frontend_s: Floats
     by_size: Floats | None
     residuals: Floats
+    factors: Floats | None
     sequences: Ints
     seen: Seen
     coherence: float
@@ -71,16 +88,16 @@ class EngineFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Steps of known duration: their contents [m, 4] and durations [m], fitted: see `_solve`."""
+    """Windows of steps: their contents a step [m, 4], fitted: see `_solve`."""
 
+    windows: StepWindows
     table: Floats
-    duration_s: Floats
     coefficients: Floats
     residuals: Floats
 
 
 def fit(
-    requests: StreamedRequests, *, budget: int | None = None, seats: int | None = None, until_s: float = np.inf
+    requests: EngineRequests, *, budget: int | None = None, seats: int | None = None, until_s: float = np.inf
 ) -> EngineFit | Missing:
     """Return the fit of an engine to steps, or why there is none.
 
@@ -90,65 +107,90 @@ def fit(
         return Missing(f"{len(requests)} requests were answered whole, and a fit needs {LEAST_REQUESTS}")
     if (requests.output_tokens > 1).sum() < LEAST_REQUESTS:
         return Missing("replies of one token show no step")
-    steps = steps_of(requests)
-    steps = replace(steps, duration_s=np.where(steps.end_s < until_s, steps.duration_s, np.nan))
-    if (known := int(steps.is_whole.sum())) < LEAST_STEPS:
-        return Missing(f"{known} steps of known duration, and a fit needs {LEAST_STEPS}")
-    frontends_s, limit = np.zeros(1), seats
-    for _ in range(2):  # the front end says when a prompt came, and the prefills say the front end
+    chosen, limit, frontends_s = budget or BUDGETS[-1], seats, np.zeros(1)
+    before: tuple[EngineSteps, Prefills, SpeedProfile] | None = None
+    # The front end says when a prompt came, and the prefills say the front end; so do laid steps and their speed.
+    for _ in range(2 if isinstance(requests, StreamedRequests) else _LAYINGS):
+        steps, windows = _steps(requests, chosen, before)
+        windows = take(windows, steps.end_s[windows.until] < until_s)
+        if (known := int(windows.steps.sum())) < LEAST_STEPS:
+            return Missing(f"{known} steps of known duration, and a fit needs {LEAST_STEPS}")
         frontend_s = float(np.median(frontends_s))
-        chosen, prefills, rows = _by_budget(requests, steps, frontend_s, limit, (budget,) if budget else BUDGETS)
-        speed = _speed(rows.coefficients, rows.residuals)
+        budgets = (budget,) if budget else BUDGETS
+        chosen, prefills, rows = _by_budget(requests, steps, windows, frontend_s, limit, budgets)
+        speed = _speed(rows)
         by_size = _by_size(rows)
         of_alone = replace(speed, step_s=speed.step_s * (1.0 if by_size is None else float(by_size[1])))
         frontends_s = _frontends(requests, steps, prefills, of_alone, chosen)
         limit = seats or _seats(requests, steps, prefills, float(np.median(frontends_s)), chosen)
+        before = steps, prefills, speed
+    if by_size is not None and isinstance(requests, SpannedRequests):
+        return Missing("steps depend on the size of the batch, as with graphs, and spans show means of many alone")
     sequences = _sizes(rows)
+    residuals = rows.residuals if by_size is None else rows.residuals - np.log(by_size[sequences])
     return EngineFit(
         speed=speed,
+        steps=int(steps.is_whole.sum()),
         draws=tuple(_draws(rows)),
         seats=limit,
         budget=chosen,
         frontend_s=frontends_s,
         by_size=by_size,
-        residuals=rows.residuals if by_size is None else rows.residuals - np.log(by_size[sequences]),
+        residuals=residuals,
+        factors=np.exp(residuals) if isinstance(requests, StreamedRequests) else None,
         sequences=sequences,
         seen=Seen(
-            sequences=int(sequences.max()),
-            prefill_tokens=int(rows.table[:, 1].max()),
-            kv_tokens=int(rows.table[:, 3].max()),
+            sequences=int((steps.decodes + prefills.prompts)[steps.is_whole].max()),
+            prefill_tokens=int(prefills.tokens[steps.is_whole].max()),
+            kv_tokens=int((steps.kv_tokens + prefills.held)[steps.is_whole].max()),
         ),
         coherence=steps.coherence,
     )
 
 
+def _steps(
+    requests: EngineRequests, budget: int, before: tuple[EngineSteps, Prefills, SpeedProfile] | None
+) -> tuple[EngineSteps, StepWindows]:
+    """Return the steps, and the stretches of them with known durations."""
+    if isinstance(requests, SpannedRequests):
+        laid = laid_steps(requests, budget, before)
+        return laid, decode_windows(requests, laid)
+    steps = before[0] if before else steps_of(requests)
+    return steps, windows_of(steps)
+
+
 def _by_budget(
-    requests: StreamedRequests, steps: EngineSteps, frontend_s: float, seats: int | None, budgets: Sequence[int]
+    requests: EngineRequests,
+    steps: EngineSteps,
+    windows: StepWindows,
+    frontend_s: float,
+    seats: int | None,
+    budgets: Sequence[int],
 ) -> tuple[int, Prefills, _Rows]:
     """Return the budget under which the steps fit best, with its fit: the largest of those that fit alike."""
     tried: list[tuple[float, int, Prefills, _Rows]] = []
     for budget in budgets:
         prefills = prefills_of(requests, steps, budget=budget, seats=seats, frontend_s=frontend_s)
-        rows = _rows(steps, prefills)
+        rows = _rows(windows, steps, prefills)
         tried.append((float(np.mean(np.minimum(np.abs(rows.residuals), _OUTLIER))), budget, prefills, rows))
         if prefills.tokens.max() + steps.decodes.max() < budget:
             break  # larger ones make no difference
+    alike = _ALIKE_BY_SPANS if isinstance(requests, SpannedRequests) else _ALIKE
     least = min(loss for loss, *_ in tried)
-    _, budget, prefills, rows = next(each for each in reversed(tried) if each[0] <= least * _ALIKE)
+    _, budget, prefills, rows = next(each for each in reversed(tried) if each[0] <= least * alike)
     return budget, prefills, rows
 
 
-def _rows(steps: EngineSteps, prefills: Prefills) -> _Rows:
-    of_step = np.flatnonzero(steps.is_whole & (steps.duration_s > 0))
-    since = steps.since[of_step]
+def _rows(windows: StepWindows, steps: EngineSteps, prefills: Prefills) -> _Rows:
     sums = np.cumsum(
         [prefills.tokens, steps.decodes + prefills.prompts, steps.kv_tokens + prefills.held], axis=1, dtype=np.float64
     )
-    within = sums[:, of_step] - sums[:, since]
-    within[1:] /= of_step - since
-    table = np.column_stack([np.ones(len(of_step)), *within])
-    coefficients, residuals = _solve(table, steps.duration_s[of_step])
-    return _Rows(table=table, duration_s=steps.duration_s[of_step], coefficients=coefficients, residuals=residuals)
+    within = sums[:, windows.until] - sums[:, windows.since]
+    within[0] /= windows.steps
+    within[1:] /= windows.until - windows.since
+    table = np.column_stack([np.ones(len(windows.until)), *within])
+    coefficients, residuals = _solve(table, windows.duration_s)
+    return _Rows(windows=windows, table=table, coefficients=coefficients, residuals=residuals)
 
 
 def _sizes(rows: _Rows) -> Ints:
@@ -184,30 +226,32 @@ def _spread(residuals: Floats) -> float:
     return max(1e-9, 1.4826 * float(np.median(np.abs(residuals - np.median(residuals)))))
 
 
-def _speed(coefficients: Floats, residuals: Floats) -> SpeedProfile:
-    step_s, prefill_token_s, sequence_s, kv_token_s = coefficients.tolist()
+def _speed(rows: _Rows) -> SpeedProfile:
+    step_s, prefill_token_s, sequence_s, kv_token_s = rows.coefficients.tolist()
     return SpeedProfile(
         step_s=step_s,
         prefill_token_s=prefill_token_s,
         sequence_s=sequence_s,
         kv_token_s=kv_token_s,
-        jitter_ratio=_spread(residuals),
+        jitter_ratio=_spread(rows.residuals * np.sqrt(rows.windows.steps)),  # a mean of steps differs less than a step
     )
 
 
 def _draws(rows: _Rows) -> list[SpeedProfile]:
     """Return the speed fitted to blocks of steps that are drawn with replacement."""
     random = np.random.default_rng(0)
-    blocks = np.array_split(np.arange(len(rows.duration_s)), _BLOCKS)
+    blocks = np.array_split(np.arange(len(rows.table)), _BLOCKS)
     drawn = []
     for _ in range(DRAWS):
         at = np.concatenate([blocks[block] for block in random.integers(0, _BLOCKS, _BLOCKS)])
-        drawn.append(_speed(*_solve(rows.table[at], rows.duration_s[at])))
+        coefficients, residuals = _solve(rows.table[at], rows.windows.duration_s[at])
+        again = replace(rows, windows=take(rows.windows, at), coefficients=coefficients, residuals=residuals)
+        drawn.append(_speed(again))
     return drawn
 
 
 def _frontends(
-    requests: StreamedRequests, steps: EngineSteps, prefills: Prefills, speed: SpeedProfile, budget: int
+    requests: EngineRequests, steps: EngineSteps, prefills: Prefills, speed: SpeedProfile, budget: int
 ) -> Floats:
     """Return the time of first tokens beyond their steps [at least 1], seconds.
 
@@ -249,7 +293,7 @@ def _most_allowed(low: Floats, high: Floats) -> float:
 
 
 def _seats(
-    requests: StreamedRequests, steps: EngineSteps, prefills: Prefills, frontend_s: float, budget: int
+    requests: EngineRequests, steps: EngineSteps, prefills: Prefills, frontend_s: float, budget: int
 ) -> int | None:
     """Return the number of sequences beside which others waited, though the budget had room."""
     count = len(steps.end_s)

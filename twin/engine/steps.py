@@ -20,21 +20,24 @@ _NO_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamedRequests:
-    """Columns of requests that were answered whole, by ascending submission; times are seconds from the first one's.
-
-    `token_s` are the stamps of all chunks, those of request i from `start[i]` to `start[i + 1]`.
-    """
+class AnsweredRequests:
+    """Columns of requests that were answered whole, by ascending submission; times are seconds from the first one's."""
 
     submit_s: Floats
     prompt_tokens: Ints
     cached_tokens: Ints
     output_tokens: Ints
-    token_s: Floats = field(metadata=ragged("start"))
-    start: Ints
 
     def __len__(self) -> int:
         return len(self.submit_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedRequests(AnsweredRequests):
+    """Requests with the stamps of all chunks: those of request i from `token_s[start[i]]` to `start[i + 1]`."""
+
+    token_s: Floats = field(metadata=ragged("start"))
+    start: Ints
 
     @property
     def tokens_per_chunk(self) -> float:
@@ -58,7 +61,7 @@ class EngineSteps:
     duration_s   time between two tokens of a reply, the median of the replies; NaN of a step in which nothing decoded
     since        the step of the first of these two tokens: the one before, but where a stall cut a step in two
     kv_tokens    what the decodes hold in the KV cache, their new token included
-    first        the step of each request's first token [n]
+    first, last  the steps of each request's first and last token [n]
     coherence    share of the sequences under way that got a token in a step, in the mean: 1 of one engine
     """
 
@@ -68,12 +71,26 @@ class EngineSteps:
     decodes: Ints
     kv_tokens: Floats
     first: Ints
+    last: Ints
     coherence: float
 
     @property
     def is_whole(self) -> Bools:
         """Return a mask of the steps of known duration: they began when another ended."""
         return np.isfinite(self.duration_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWindows:
+    """Stretches of steps with a known duration [m]: those behind `since` up to `until`, in the order of these.
+
+    They are `steps`, of the mean `duration_s`: a stall cuts a step in two.
+    """
+
+    since: Ints
+    until: Ints
+    steps: Ints
+    duration_s: Floats
 
 
 def streamed_requests(log: RequestLog) -> StreamedRequests:
@@ -113,9 +130,7 @@ def steps_of(requests: StreamedRequests) -> EngineSteps:
     of_token = np.empty(len(step), np.int64)
     of_token[order] = step
     first, last = of_token[requests.start[:-1]], of_token[requests.start[1:] - 1]
-    decodes = np.cumsum(np.bincount(first + 1, minlength=count + 2) - np.bincount(last + 1, minlength=count + 2))[
-        :count
-    ]
+    decodes = running(first, last, count).astype(np.int64)
     expected = decodes + np.bincount(first, minlength=count)
     is_next = np.diff(owner) == 0
     duration_s, since = _durations(
@@ -126,8 +141,9 @@ def steps_of(requests: StreamedRequests) -> EngineSteps:
         duration_s=duration_s,
         since=since,
         decodes=decodes,
-        kv_tokens=_held(requests, first, last, count),
+        kv_tokens=held_tokens(requests.prompt_tokens, requests.output_tokens, first, last, count),
         first=first,
+        last=last,
         coherence=float(np.mean(sizes / np.maximum(expected, 1))),
     )
 
@@ -154,17 +170,31 @@ def _durations(gaps_s: Floats, before: Ints, step: Ints, count: int) -> tuple[Fl
     return duration_s, since
 
 
-def _held(requests: StreamedRequests, first: Ints, last: Ints, count: int) -> Floats:
+def running(first: Ints, last: Ints, count: int, each: Floats | None = None) -> Floats:
+    """Return the number of decodes in each step, or the sum over them of `each`."""
+    change = np.bincount(first + 1, each, count + 2) - np.bincount(last + 1, each, count + 2)
+    return np.cumsum(change)[:count]
+
+
+def held_tokens(prompt_tokens: Ints, output_tokens: Ints, first: Ints, last: Ints, count: int) -> Floats:
     """Return the tokens that the decodes of each step hold: of each its prompt, and one more with each step."""
     decodes = last > first
-    begin, end, prompt = first[decodes] + 1, last[decodes] + 1, requests.prompt_tokens[decodes]
-    a_step = np.maximum(requests.output_tokens[decodes] - 1, 1) / (end - begin)
+    begin, end, prompt = first[decodes] + 1, last[decodes] + 1, prompt_tokens[decodes]
+    a_step = np.maximum(output_tokens[decodes] - 1, 1) / (end - begin)
     level, rise = np.zeros(count + 1), np.zeros(count + 1)
     np.add.at(level, begin, prompt)
     np.add.at(level, end, -prompt - a_step * (end - begin))
     np.add.at(rise, begin, a_step)
     np.add.at(rise, end, -a_step)
     return (np.cumsum(level) + np.cumsum(np.cumsum(rise)))[:count]
+
+
+def windows_of(steps: EngineSteps) -> StepWindows:
+    """Return each step of known duration."""
+    until = np.flatnonzero(steps.is_whole & (steps.duration_s > 0))
+    return StepWindows(
+        since=steps.since[until], until=until, steps=np.ones(len(until), np.int64), duration_s=steps.duration_s[until]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +211,7 @@ class Prefills:
 
 
 def prefills_of(
-    requests: StreamedRequests, steps: EngineSteps, *, budget: int, seats: int | None, frontend_s: float
+    requests: AnsweredRequests, steps: EngineSteps, *, budget: int, seats: int | None, frontend_s: float
 ) -> Prefills:
     """Return the prefills of steps: prompts as they came, within the budget that decodes leave.
 

@@ -1,0 +1,76 @@
+"""Twins of runs of an engine whose speed is known, and what that engine shows under other loads."""
+
+from __future__ import annotations
+
+import numpy as np
+from played_runs import NETWORK_S, arrivals
+
+from sidelight.loadgen.plan.arrivals import Arrival
+from sidelight.rundir.columns import Floats
+from sidelight.simulator.settings import EngineSettings, SpeedProfile
+from sidelight.twin.check import Misfit, engine_of, latencies_ms, misfit, quantiles_of
+from sidelight.twin.engine.fit import EngineFit, EngineRequests, fit
+from sidelight.twin.engine.play import EngineLoad, play
+from sidelight.twin.engine.spans import SpannedRequests
+from sidelight.twin.engine.steps import StreamedRequests
+from sidelight.twin.scenario import Twin
+
+GPU = SpeedProfile(step_s=12e-3, prefill_token_s=30e-6, sequence_s=50e-6, kv_token_s=0.05e-6, jitter_ratio=0.03)
+POISSON = Arrival(kind="poisson", rate_per_s=1.0)
+
+
+def fitted(requests: EngineRequests, **known: int) -> EngineFit:
+    shown_fit = fit(requests, **known)
+    assert isinstance(shown_fit, EngineFit)
+    return shown_fit
+
+
+def spanned(requests: StreamedRequests) -> SpannedRequests:
+    """Return requests without the stamps between their first and last tokens."""
+    return SpannedRequests(
+        submit_s=requests.submit_s,
+        prompt_tokens=requests.prompt_tokens,
+        cached_tokens=requests.cached_tokens,
+        output_tokens=requests.output_tokens,
+        first_s=requests.first_s,
+        last_s=requests.last_s,
+    )
+
+
+def twin_of(requests: EngineRequests, *, seats: int | None = 16, arrival: Arrival | None = POISSON) -> Twin:
+    shown_fit = fit(requests, seats=seats)
+    assert isinstance(shown_fit, EngineFit)
+    missed = misfit(requests, shown_fit, engine_of(shown_fit))
+    assert isinstance(missed, Misfit)
+    return Twin(
+        requests=requests,
+        fitted=shown_fit,
+        engine=engine_of(shown_fit),
+        missed=missed,
+        arrival=arrival,
+        concurrency=None,
+        duration_s=float(requests.submit_s[-1]),
+    )
+
+
+def truth(twin: Twin, settings: EngineSettings, rate_per_s: float, replicas: int = 1) -> Floats:
+    """Return quantiles of runs as long as the twin's, of requests like its own, the median of nine [3, 3]."""
+    count = round(rate_per_s * twin.duration_s)
+    runs = []
+    for seed in range(100, 109):
+        drawn = np.random.default_rng(seed).integers(0, len(twin.requests), count)
+        prompts, outputs = twin.requests.prompt_tokens[drawn], twin.requests.output_tokens[drawn]
+        at_s = arrivals(count, rate_per_s, seed)
+        rows = []
+        for replica in range(replicas):
+            turns = slice(replica, None, replicas)
+            load = EngineLoad(
+                prompt_tokens=prompts[turns],
+                cached_tokens=np.zeros_like(prompts[turns]),
+                output_tokens=outputs[turns],
+                arrival_s=at_s[turns] + NETWORK_S,
+            )
+            rows.append(latencies_ms(load, play(load, settings, seed=seed), np.full(len(prompts[turns]), NETWORK_S)))
+        runs.append(quantiles_of(np.concatenate(rows, axis=1)))
+    median: Floats = np.median(runs, axis=0)
+    return median
