@@ -250,7 +250,7 @@ class SimulatedEngine:
         while at < len(self._running) and step.budget > 0:
             sequence = self._running[at]
             chunk_tokens = min(len(sequence.token_ids) - sequence.computed, step.budget)
-            drafted = self._drafted(sequence, chunk_tokens, step.budget)
+            drafted = self._drafted(sequence, chunk_tokens, step.budget) if self.settings.draft_tokens else 0
             while not self.pool.grow(sequence.blocks, sequence.computed + chunk_tokens + drafted):
                 victim = self._victim()
                 at -= self._preempt(victim, step)
@@ -264,7 +264,7 @@ class SimulatedEngine:
 
     def _drafted(self, sequence: EngineSequence, chunk_tokens: int, budget: int) -> int:
         """Return the number of draft tokens to verify with a request's next one; none while it computes its prompt."""
-        if not self.settings.draft_tokens or sequence.is_prefill(chunk_tokens):
+        if sequence.is_prefill(chunk_tokens):
             return 0
         room = self.settings.max_model_len - len(sequence.token_ids) - 1
         return max(0, min(self.settings.draft_tokens, budget - chunk_tokens, room))

@@ -212,10 +212,11 @@ class VllmPage:
 
     def observe(self, outcome: StepOutcome) -> None:
         self._state = outcome
-        if self._settings.prefix_caching:
-            self._counters["prefix_cache_queries"].inc(sum(admitted.prompt_tokens for admitted in outcome.admissions))
-        self._counters["prefix_cache_hits"].inc(sum(admitted.cached_tokens for admitted in outcome.admissions))
-        self._counters["num_preemptions"].inc(len(outcome.retractions))
+        for admitted in outcome.admissions:
+            self._counters["prefix_cache_queries"].inc(admitted.prompt_tokens * self._settings.prefix_caching)
+            self._counters["prefix_cache_hits"].inc(admitted.cached_tokens)
+        if outcome.retractions:
+            self._counters["num_preemptions"].inc(len(outcome.retractions))
         # vLLM makes no iteration statistics for a step without output (a chunk in the middle of a prefill).
         if outcome.tokens:
             computed = sum(
