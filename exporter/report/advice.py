@@ -36,7 +36,7 @@ FAILED_OF = {
     "reset": "find out what closes connections before replies have ended: the server, or a proxy or balancer before "
     "it; the server's log says whether it ended",
     "timeout": "find out why replies did not end in time: the server's log, its load, or a larger --request-timeout",
-    "http_429": "send less, or ask for a larger quota of this key: the server limits the rate (HTTP 429)",
+    "http_429": "send less, or raise the limit that refuses, of this key or of the engine's queue (HTTP 429)",
     "http_401": "check the key: the server refuses it (HTTP 401)",
     "http_403": "check the key: the server refuses it (HTTP 403)",
     "http_5": "look at the server's log: it answers with an error of its own",
