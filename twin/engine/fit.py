@@ -44,6 +44,7 @@ _LEAST_WAITING = 10  # steps
 _LEAST_IDLE = 8  # requests that came to an idle engine
 _LEAST_ROOMY = 0.2  # of the requests
 _LEAST_OF_SIZE, _STRAIGHT = 40, 0.1  # steps of a size, and the largest bias of one that a line may have
+_MOST_ROWS, _SHORTEST_S = 20_000, 1e-9
 _WAITED = 2  # steps: less is an error of the front end
 
 
@@ -208,17 +209,25 @@ def _by_size(rows: _Rows) -> Floats | None:
 
 
 def _solve(table: Floats, duration_s: Floats) -> tuple[Floats, Floats]:
-    """Return the coefficients [4] and the residuals, logarithms of duration over its fit [m]."""
-    scale = np.maximum(np.abs(table).max(axis=0, initial=0.0), 1.0)
-    coefficients, weight = np.zeros(table.shape[1]), 1 / duration_s
-    residuals = np.zeros(len(duration_s))
+    """Return the coefficients [4] and the residuals, logarithms of duration over its fit [m].
+
+    Of many rows, some at equal distances say as much.
+    """
+    some = slice(None, None, 1 + len(table) // _MOST_ROWS)
+    rows, lasts_s = table[some], duration_s[some]
+    scale = np.maximum(np.abs(rows).max(axis=0, initial=0.0), 1.0)
+    coefficients, weight = np.zeros(rows.shape[1]), 1 / lasts_s
     for _ in range(_ROUNDS):
-        coefficients = nonnegative_least_squares(table / scale * weight[:, None], duration_s * weight) / scale
-        fitted = np.maximum(table @ coefficients, 1e-9)
-        residuals = np.log(duration_s / fitted)
-        robust = _HUBER * _spread(residuals) / np.maximum(np.abs(residuals - np.median(residuals)), 1e-12)
-        weight = np.sqrt(np.minimum(1.0, robust)) / fitted
-    return coefficients, residuals
+        coefficients = nonnegative_least_squares(rows / scale * weight[:, None], lasts_s * weight) / scale
+        fitted_s = np.maximum(rows @ coefficients, _SHORTEST_S)
+        weight = _weight(np.log(lasts_s / fitted_s)) / fitted_s
+    return coefficients, np.log(duration_s / np.maximum(table @ coefficients, _SHORTEST_S))
+
+
+def _weight(residuals: Floats) -> Floats:
+    """Return Huber's weights of rows [m], to be multiplied into both sides."""
+    apart = np.maximum(np.abs(residuals - np.median(residuals)), 1e-12)
+    return np.asarray(np.sqrt(np.minimum(1.0, _HUBER * _spread(residuals) / apart)))
 
 
 def _spread(residuals: Floats) -> float:
@@ -238,16 +247,18 @@ def _speed(rows: _Rows) -> SpeedProfile:
 
 
 def _draws(rows: _Rows) -> list[SpeedProfile]:
-    """Return the speed fitted to blocks of steps that are drawn with replacement."""
+    """Return the speed fitted to blocks of steps that are drawn with replacement.
+
+    A step has its weight in all. The triangle of a block says of its least squares what its rows do.
+    """
     random = np.random.default_rng(0)
-    blocks = np.array_split(np.arange(len(rows.table)), _BLOCKS)
-    drawn = []
-    for _ in range(DRAWS):
-        at = np.concatenate([blocks[block] for block in random.integers(0, _BLOCKS, _BLOCKS)])
-        coefficients, residuals = _solve(rows.table[at], rows.windows.duration_s[at])
-        again = replace(rows, windows=take(rows.windows, at), coefficients=coefficients, residuals=residuals)
-        drawn.append(_speed(again))
-    return drawn
+    scale = np.maximum(np.abs(rows.table).max(axis=0, initial=0.0), 1.0)
+    weight = _weight(rows.residuals) * np.exp(rows.residuals) / rows.windows.duration_s
+    weighted = np.column_stack([rows.table / scale, rows.windows.duration_s]) * weight[:, None]
+    triangles = [np.linalg.qr(block).R for block in np.array_split(weighted, _BLOCKS)]
+    drawn = [np.concatenate([triangles[at] for at in random.integers(0, _BLOCKS, _BLOCKS)]) for _ in range(DRAWS)]
+    least = [nonnegative_least_squares(each[:, :-1], each[:, -1]) / scale for each in drawn]
+    return [_speed(replace(rows, coefficients=coefficients)) for coefficients in least]
 
 
 def _frontends(
