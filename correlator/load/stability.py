@@ -30,6 +30,9 @@ LEAST_GROWTH, TOLERATED_GROWTH = 0.02, 0.05
 UNSEEN_GROWTH = 0.1  # less, of requests of which none waited in the engine, is not called growing
 # Kendall's tau: of what grows at least the first, of what is stable below the second.
 RISING, STEADY = 0.6, 0.5
+# By which share of the time in which a request arrives each further one in flight must make requests longer, where less
+# than RARELY of the scrapes saw any wait. Beyond the capacity it is 1 and more; in a burst of arrivals it is little.
+CROWDED, RARELY = 0.5, 0.2
 LONGER = 0.1  # by how much of the first requests' time in flight the later ones' must grow
 ALWAYS, SELDOM, NEVER = 0.95, 0.5, 0.05  # share of the scrapes that saw requests wait
 # Of a load hardly longer than its requests: the later half against the first ones; the same where times in flight rise
@@ -205,6 +208,9 @@ def _judge(flow: _Flow, evidence: Stability, in_flight: Trend) -> tuple[Verdict,
     # it, as of an engine whose seats are not yet taken.
     may_queue = queued is None or queued >= NEVER
     walked, together = walked and may_queue, together and (may_queue or growth >= UNSEEN_GROWTH)
+    slower = np.inf if residence is None else residence.slope * evidence.arrivals / judged_s
+    crowded = slower >= CROWDED * in_flight.slope or (queued or 0.0) >= RARELY
+    walked, together = walked and crowded, together and crowded
     if growth >= LEAST_GROWTH and (walked or (in_flight.low > 0 and (together or by_page))):
         return "growing", f"requests in flight rose {slope} for as long as the load lasted"
     if always:

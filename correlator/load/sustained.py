@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from sidelight.correlator.load.stability import Stability, verdict
-from sidelight.correlator.statistics.server_load import gauge_samples
+from sidelight.correlator.statistics.server_load import gauge_samples, without_loads
 from sidelight.loadgen.requests.rates import TOO_MANY_FAILED, failed_share
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.scraper.series.table import EndpointSeries
@@ -25,7 +25,7 @@ def stability_of(requests: RequestLog, endpoints: Sequence[EndpointSeries], *, c
 
     A request that a cap held back counts as in flight from when it was due. One that was given up, by a timeout or by
     us, counts so for ever: the system did not serve it. What fails at once does not pile up, so that of many failures
-    no verdict but an overload follows.
+    no verdict but an overload follows. Those whose KV caches are loaded wait for no place.
     """
     sent = requests.dispatch_ns >= 0
     if not sent.any():
@@ -37,7 +37,7 @@ def stability_of(requests: RequestLog, endpoints: Sequence[EndpointSeries], *, c
     given_up = np.array([error.startswith("timeout") for error in requests.error], dtype=np.bool_)
     ended = (requests.end_ns >= 0) & ~given_up & ~np.isin(requests.status, ("cancelled", "in_flight"))
     ended_s = np.where(ended, (requests.end_ns - begin_ns) / 1e9, np.nan)
-    queue = gauge_samples(endpoints, "requests_waiting")
+    queue = without_loads(gauge_samples(endpoints, "requests_waiting"), endpoints)
     judged = verdict((queue.at_ns - begin_ns) / 1e9, queue.amount, (due_ns - begin_ns) / 1e9, ended_s[sent])
     failed = failed_share(requests)
     if judged.verdict == "growing" or failed < TOO_MANY_FAILED:

@@ -63,6 +63,10 @@ class KvLoads(Struct, frozen=True, kw_only=True):
     ]
     after_ms: Annotated[Amount, doc("Wait for a place in the engine after its load.", "ms")]
 
+    def are_most_of(self, queue_ms: float) -> bool:
+        """Return whether loads take most of a queue, by more than their error."""
+        return self.load_ms - self.error_ms >= queue_ms / 2
+
     @property
     def are_unseen(self) -> bool:
         """Return whether no scrape showed one: there are none within the queue, or they were short."""

@@ -129,6 +129,17 @@ def gauge_samples(
     return replace(known[0], amount=counted.max(axis=0) if together == "max" else counted.sum(axis=0))
 
 
+def without_loads(waiting: EngineSamples, endpoints: Sequence[EndpointSeries]) -> EngineSamples:
+    """Return the waiting requests without those with a KV cache on its way."""
+    amount = waiting.amount
+    for endpoint, sources in leading_endpoints(endpoints) if len(amount) else ():
+        source = sources.get("kv_fetch_in_progress")
+        if isinstance(source, CanonicalSource):
+            loading, _ = _held(_sampled(endpoint, gauge_amounts(endpoint, source)), waiting.at_ns)
+            amount = np.maximum(amount - np.nan_to_num(loading), 0.0)
+    return replace(waiting, amount=amount)
+
+
 def most_within(samples: EngineSamples, edges_ns: Ints) -> Floats:
     """Return the largest amount [n] between consecutive edges [n + 1], NaN where unknown."""
     begins_ns = edges_ns[:-1]

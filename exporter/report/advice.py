@@ -345,7 +345,7 @@ def _decode_queue(seen: Observations) -> Advice | None:
 
 
 def _loads(loads: KvLoads | None, queue_ms: float, queue: str) -> Advice | None:
-    if loads is None or loads.load_ms - loads.error_ms < queue_ms / 2:
+    if loads is None or not loads.are_most_of(queue_ms):
         return None
     return Advice(
         seen=(

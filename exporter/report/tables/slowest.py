@@ -56,8 +56,8 @@ def work_section(summary: Summary) -> Iterator[Block]:
             yield BLANK
         return
     yield work_table(correlation)
-    yield from (Prose(line, "note") for line in work_lines(summary))
-    yield BLANK
+    lines = [Prose(line, "note") for line in work_lines(summary)]
+    yield from (*lines, BLANK) if lines else ()
 
 
 def work_table(correlation: Correlation) -> Table:

@@ -75,11 +75,11 @@ def measured(value: float, unit: str) -> str:
     return f"{100 * value:.3g} %" if unit == "ratio" else f"{cell(value)} {unit}"
 
 
-def by_parts(large: Sequence[str]) -> JudgedState | None:
+def by_parts(large: Sequence[str], causes: Mapping[str, str] = CAUSES) -> JudgedState | None:
     """Return the state by a large part that is a wait, without an objective; None without one."""
     goal = "no objective (--slo) says what is good enough"
     return next(
-        (JudgedState("not_judged", f"Not judged: {CAUSES[part]} stands out, and {goal}.") for part in waits_of(large)),
+        (JudgedState("not_judged", f"Not judged: {causes[part]} stands out, and {goal}.") for part in waits_of(large)),
         None,
     )
 

@@ -6,12 +6,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from queues import Served, loaded, took
+from queues import Served, loaded, served, took
+from recordings import log_of
+from series import endpoint_of_columns
 from virtual_study import run_step
 
 from sidelight.correlator.load.stability import Stability, verdict
 from sidelight.correlator.load.sustained import stability_of
 from sidelight.methodology.study.model import Step
+from sidelight.scraper.exposition import Series
 from sidelight.simulator.settings import EngineSettings, SimulatorSettings
 from sidelight.simulator.virtual import VirtualServer
 
@@ -190,3 +193,33 @@ def test_an_overload_is_seen_although_none_waits_in_the_engine():
     """What queues may do so elsewhere, as in a gateway; the page shows nothing of it."""
     queue = loaded(1.5, seconds=60)
     assert verdict(np.arange(60.0), np.zeros(60), queue.arrived_s, queue.ended_s).verdict == "growing"
+
+
+def burst() -> Served:
+    """Requests of 1.8 s at seats enough for all, each 1 % longer for each beside it: 28 in 8.5 s, then 55 in 5.5 s."""
+    arrived_s = np.concatenate([np.linspace(0.0, 8.4, 28), np.linspace(8.5, 14.0, 55)])
+    beside = np.array([((arrived_s < at) & (arrived_s > at - 1.8)).sum() for at in arrived_s])
+    return served(arrived_s, 1.8 * (1 + 0.01 * beside), servers=100)
+
+
+def test_a_burst_of_arrivals_at_the_end_is_no_overload():
+    """More are in flight for that, and each takes hardly longer: no queue is behind it."""
+    queue = burst()
+    for waiting in (np.empty(0), np.zeros(56), np.array([0.0] * 51 + [1.0] * 5)):
+        judgement = verdict(np.arange(len(waiting)) / 4, waiting, queue.arrived_s, queue.ended_s)
+        assert judgement.verdict == "undecided"
+        assert (judgement.growth or 0.0) > 0.2
+
+
+def test_requests_whose_caches_are_loaded_wait_for_no_place():
+    """The engine's gauge counts them as waiting."""
+    queue, names = burst(), ("vllm:num_requests_waiting", "vllm:num_requests_kv_fetch_by_stage")
+    series = [
+        Series(name=name, labels=labels, family=name, type="gauge", help="")
+        for name, labels in zip(names, ((), (("stage", "in_progress"),)), strict=True)
+    ]
+    at_ns = np.arange(28, dtype=np.int64) * 250_000_000
+    page = endpoint_of_columns(series, np.full((28, 2), 2.0), request_ns=at_ns, response_ns=at_ns + 1000)
+    stamps = (queue.arrived_s * 1e9).astype(np.int64), (queue.ended_s * 1e9).astype(np.int64)
+    log = log_of(len(queue.ended_s), dispatch_ns=stamps[0], end_ns=stamps[1], status=["ok"] * len(queue.ended_s))
+    assert stability_of(log, [page], closed_loop=False).queued_ratio == 0

@@ -20,7 +20,7 @@ from verdict_words import of_markdown, of_page, plain, words_of
 import sidelight
 from sidelight.correlator.opening import open_run
 from sidelight.correlator.parts import E2E_PARTS
-from sidelight.correlator.statistics.queueing import WhileWaiting
+from sidelight.correlator.statistics.queueing import KvLoads, WhileWaiting
 from sidelight.exporter.report.advice import Advice, Observations, mean_shares
 from sidelight.exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
 from sidelight.exporter.summary.correlation import Correlation
@@ -116,6 +116,16 @@ NEARLY = replace(slo(True), objectives=[replace(OBJECTIVE, bound=1200.0, bound_m
 UNDECIDED = replace(BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="undecided"))
 RESTARTED = "the engine at http://e/metrics restarted (1 x): its counts from just before that are lost"
 LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48})
+
+
+def test_a_queue_that_is_mostly_loads_of_caches_is_called_so():
+    """Where nothing says what is good enough, the headline names what stands out."""
+    correlation = summaries.correlated()
+    for load_ms, cause in ((1e6, "the load of KV caches"), (0.0, "queueing")):
+        loads = KvLoads(before_ms=0.0, load_ms=load_ms, error_ms=0.0, after_ms=0.0)
+        evidence = replace(correlation.evidence, kv_loads=loads)
+        verdict = verdict_of(summaries.summary(replace(correlation, evidence=evidence)))
+        assert f"Not judged: {cause} stands out" in verdict.headline
 
 
 @pytest.mark.parametrize(
