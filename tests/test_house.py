@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -292,9 +292,9 @@ def test_the_wall_clock_is_read_in_one_place():
     assert {"rundir.clock"} == set(read)
 
 
-def identifiers(tree: ast.Module) -> Iterator[str]:
+def identifiers(module: Sequence[ast.AST]) -> Iterator[str]:
     """Give the names that a module defines or binds: functions, classes, arguments, variables, attributes, errors."""
-    for node in ast.walk(tree):
+    for node in module:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -307,18 +307,18 @@ def identifiers(tree: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
-def docstrings(tree: ast.Module) -> Iterator[str]:
+def docstrings(module: Sequence[ast.AST]) -> Iterator[str]:
     """Give the docstrings of a module, its classes and functions, each on one line."""
-    for node in ast.walk(tree):
+    for node in module:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield " ".join((ast.get_docstring(node) or "").split())
 
 
-def odd_words(tree: ast.Module, source: str) -> set[str]:
+def odd_words(module: Sequence[ast.AST], source: str) -> set[str]:
     """Return the banned words and phrases of a module: in docstrings and comments, identifiers and their parts."""
-    names = set(identifiers(tree))
+    names = set(identifiers(module))
     parts = {part.lower() for name in names for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
-    prose = [*docstrings(tree), *re.findall(r"(?:^|\s)#\s(.*)", source)]
+    prose = [*docstrings(module), *re.findall(r"(?:^|\s)#\s(.*)", source)]
     words = {word.replace("'", "") for text in prose for word in re.findall(r"[a-z']+", text.lower())}
     phrases = {match[0] for text in prose for match in BANNED_PHRASES.finditer(text)}
     return ((parts | words) & BANNED_WORDS) | ({name.strip("_") for name in names} & EMPTY_NAMES) | phrases
@@ -343,7 +343,7 @@ def odd_words(tree: ast.Module, source: str) -> set[str]:
 )
 def test_odd_words_are_found(source: str, odd: set[str]):
     """In parts of identifiers, in docstrings and comments, as whole words."""
-    assert odd == odd_words(ast.parse(source), source)
+    assert odd == odd_words([*ast.walk(ast.parse(source))], source)
 
 
 # What a docstring's first sentence does not begin with or hold: a clause in the place of a noun.
@@ -379,7 +379,7 @@ def test_a_docstring_names_its_thing_first(package: str):
 def test_the_code_speaks_the_fields_words(package: str):
     """No banned word."""
     odd = {
-        str(path.relative_to(REPOSITORY)): odd_words(parsed(path), path.read_text(encoding="utf-8"))
+        str(path.relative_to(REPOSITORY)): odd_words(nodes(path), path.read_text(encoding="utf-8"))
         for path in (REPOSITORY / package).rglob("*.py")
     }
     assert {} == {path: words for path, words in odd.items() if words}
