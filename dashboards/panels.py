@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from sidelight.correlator.parts import E2E_PARTS, INNER_PARTS, LABELS, TTFT_PARTS
+from sidelight.correlator.parts import E2E_PARTS, INNER_PARTS, LABELS, SHARED_PARTS, TTFT_PARTS
 
 # The histograms that bear trace ids.
 TRACED = ("sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds")
@@ -175,7 +175,10 @@ def last(series: str, labels: str, by: str = "", fold: str = "max") -> str:
 
 def verdict_of(latest: str) -> dict[str, str]:
     """Return the PromQL of a verdict in words: its state, and its cause where there is one."""
-    joined = f'label_join (group by (state, cause) ({latest}), "verdict", ": ", "state", "cause")'
+    named = f"group by (state, cause) ({latest})"
+    for part in SHARED_PARTS:
+        named = f'label_replace ({named}, "cause", "{part.label}", "cause", "{part.name}")'
+    joined = f'label_join ({named}, "verdict", ": ", "state", "cause")'
     caused = f'label_replace ({joined}, "verdict", "$1", "verdict", "(.*): none")'
     return {"{{verdict}}": f'label_replace ({caused}, "verdict", "not judged$1", "verdict", "not_judged(.*)")'}
 
