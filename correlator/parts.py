@@ -236,6 +236,10 @@ SEND = Part(
 # What people read for a part by its name.
 # Of engines whose spans tell nothing but their whole.
 UNDIVIDED_LABELS = {"prefill": "prefill with its queue", "first_step": "decode to first token"}
+UNDIVIDED_CAUSES = {
+    "prefill": "the prefill engine with its queue",
+    "first_step": "the decode engine up to its first token",
+}
 UNDIVIDED_SPENT = {
     "prefill": "in the prefill engine, its queue included", "first_step": "in the decode engine up to its first token",
 }  # fmt: skip

@@ -352,10 +352,8 @@ def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
         return "no span of a gateway says it: included in network_ms"
     if part.name == GATEWAY_AT_MOST.name:
         return "no span of a gateway came, or they say their first output"
-    if part.name == "queue" and (rows & of.parts.undivided == rows).all():
-        return IN_PREFILL
-    if part.name == "decode_queue" and (rows & of.parts.undivided == rows).all():
-        return "its engine's span is not divided: included in first_step_ms"
+    if of.parts.undivided[rows].all() and (part.name == "queue" or part in SHARED_PARTS):
+        return IN_PREFILL if part.name == "queue" else "its engine's span is not divided: included in first_step_ms"
     if part in SHARED_PARTS:
         if not of.parts.by_two_engines[rows].any():
             return "one engine served each request"

@@ -29,6 +29,7 @@ from sidelight.exporter.report.verdict.state import (
     by_parts,
     is_queueing,
     unseen_headline,
+    waits_of,
 )
 from sidelight.exporter.summary.result import largest_claim
 from sidelight.exporter.summary.verdict import (
@@ -198,4 +199,4 @@ def _load_now(now: Current, large: Sequence[str], *, is_known: bool, is_unseen: 
         return JudgedState("not_judged", unseen_headline(now.unseen))
     if not is_known:
         return JudgedState("not_judged", "Not judged yet: too few requests have ended lately.")
-    return by_parts(large) or JudgedState("healthy", "Healthy: no wait stands out.")
+    return by_parts(waits_of(large)) or JudgedState("healthy", "Healthy: no wait stands out.")

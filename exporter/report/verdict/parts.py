@@ -8,6 +8,7 @@ from typing import Literal, cast
 from sidelight.correlator.parts import CAUSES, INNER_PARTS, SPENT, TTFT_PARTS, Part
 from sidelight.exporter.report.tables.breakdown import source_words
 from sidelight.exporter.summary.breakdown import (
+    IN_PREFILL,
     Breakdown,
     E2eBreakdown,
     E2ePart,
@@ -79,5 +80,6 @@ def spent(
             where[inner.within] = f"{SPENT[inner.within]} ({inner.spent})"
     (share, largest), *others = certain
     also = f" and {percent(others[0][0])} {where[others[0][1]]}" if share <= MAJORITY and others else ""
-    alone = "" if not is_ttft or {*large} - {"prefill"} else "; no wait stands out"
+    has_wait = {*large} - {"prefill"} or breakdown.queue_ms.missing == IN_PREFILL
+    alone = "" if not is_ttft or has_wait else "; no wait stands out"
     return f"Of the {subject}, {percent(share)} was spent {where[largest]}{also}{alone}."

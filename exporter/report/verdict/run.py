@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import UNSET
 
-from sidelight.correlator.parts import CAUSES, E2E_PARTS, TTFT_PARTS
+from sidelight.correlator.parts import CAUSES, E2E_PARTS, TTFT_PARTS, UNDIVIDED_CAUSES
 from sidelight.exporter.report.advice import (
     RUNS_AGAIN,
     advised,
@@ -30,6 +30,7 @@ from sidelight.exporter.report.verdict.parts import (
 from sidelight.exporter.report.verdict.shown import LEVELS, failed_figure, objective_of, served_figure, time_figures
 from sidelight.exporter.report.verdict.state import JudgedState, by_objectives, by_parts, waits_of
 from sidelight.exporter.report.verdict.unseen import unseen_verdict
+from sidelight.exporter.summary.breakdown import IN_PREFILL
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary, generator_held_up, unknown_clock
 from sidelight.exporter.summary.verdict import (
@@ -148,23 +149,25 @@ def _of_load(summary: Summary) -> JudgedState:
         return JudgedState("overloaded", line)
     if judged := by_objectives(slo.objectives if slo else ()):
         return judged
-    large = observed(summary).large if not summary.correlation.missing else []
+    breakdown = summary.correlation.breakdown
+    waits = waits_of(observed(summary).large if not summary.correlation.missing else [], breakdown)
     if stability.verdict == "undecided":
-        if waits_of(large) or summary.correlation.missing or summary.client.requests.sent < FEW_REQUESTS:
+        if waits or summary.correlation.missing or summary.client.requests.sent < FEW_REQUESTS:
             return JudgedState("not_judged", f"Not judged: {stability.reason}.")
         return JudgedState("healthy", f"Healthy so far: no wait stands out; {stability.reason}.")
     if summary.correlation.missing:
         return JudgedState("healthy", "Healthy by its requests; where their TTFT went is not known.", "none")
-    judged = by_parts(large, _causes(summary.correlation))
+    judged = by_parts(waits, _causes(summary.correlation))
     return judged or JudgedState("healthy", "Healthy: the load was served, and no wait stands out.")
 
 
 def _causes(correlation: Correlation) -> Mapping[str, str]:
-    """Return the parts as causes: a queue that mostly is loads of KV caches, as these."""
+    """Return the parts as causes: a queue that mostly is loads of KV caches as these, an undivided engine as such."""
     means_ms = {name: getattr(correlation.breakdown, f"{name}_ms").mean for name in ("queue", "decode_queue")}
     loads = correlation.evidence.kv_loads or None
     full = [name for name, mean_ms in means_ms.items() if loads and mean_ms and loads.are_most_of(mean_ms)]
-    return CAUSES | dict.fromkeys(full, "the load of KV caches")
+    undivided = UNDIVIDED_CAUSES if correlation.breakdown.queue_ms.missing == IN_PREFILL else {}
+    return CAUSES | dict.fromkeys(full, "the load of KV caches") | undivided
 
 
 def _figures(summary: Summary) -> Iterator[VerdictFigure]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sidelight.correlator.parts import CAUSES
 from sidelight.exporter.report.advice import LARGE
+from sidelight.exporter.summary.breakdown import IN_PREFILL, Breakdown
 from sidelight.exporter.summary.verdict import State, Subject
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
 from sidelight.rundir.printable.numbers import cell, count_of, ms, spoken
@@ -75,14 +76,15 @@ def measured(value: float, unit: str) -> str:
     return f"{100 * value:.3g} %" if unit == "ratio" else f"{cell(value)} {unit}"
 
 
-def by_parts(large: Sequence[str], causes: Mapping[str, str] = CAUSES) -> JudgedState | None:
-    """Return the state by a large part that is a wait, without an objective; None without one."""
+def by_parts(waits: Sequence[str], causes: Mapping[str, str] = CAUSES) -> JudgedState | None:
+    """Return the state by the first large part that is a wait, without an objective; None without one."""
     goal = "no objective (--slo) says what is good enough"
     return next(
-        (JudgedState("not_judged", f"Not judged: {causes[part]} stands out, and {goal}.") for part in waits_of(large)),
+        (JudgedState("not_judged", f"Not judged: {causes[part]} stands out, and {goal}.") for part in waits),
         None,
     )
 
 
-def waits_of(large: Sequence[str]) -> list[str]:
-    return [part for part in large if part != "prefill"]
+def waits_of(large: Sequence[str], breakdown: Breakdown | None = None) -> list[str]:
+    """Return the large parts that are waits, or have one in them."""
+    return [part for part in large if part != "prefill" or (breakdown and breakdown.queue_ms.missing == IN_PREFILL)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from io import StringIO
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.console import Console
 from verdict_words import of_markdown, of_page, plain, words_of
 
 import sidelight
+from sidelight.correlator.exact.table import UNDIVIDED
 from sidelight.correlator.opening import open_run
 from sidelight.correlator.parts import E2E_PARTS
 from sidelight.correlator.statistics.queueing import KvLoads, WhileWaiting
@@ -111,11 +113,22 @@ PREFILLED = summaries.parts()
 PREFILLED = summaries.correlated(
     summaries.findings(dataclasses.replace(PREFILLED, queue_s=PREFILLED.prefill_s, prefill_s=PREFILLED.queue_s))
 )
+WHOLE = summaries.parts(reason=UNDIVIDED)
+WHOLE = dataclasses.replace(WHOLE, queue_s=WHOLE.queue_s * math.nan, prefill_s=WHOLE.queue_s)
+WITH_QUEUE = summaries.correlated(summaries.findings(WHOLE))
 NO_PARTS = summaries.uncorrelated("no page")
 NEARLY = replace(slo(True), objectives=[replace(OBJECTIVE, bound=1200.0, bound_ms=1200.0)])
 UNDECIDED = replace(BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="undecided"))
 RESTARTED = "the engine at http://e/metrics restarted (1 x): its counts from just before that are lost"
 LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48})
+
+
+def test_a_prefill_with_its_queue_may_be_a_wait():
+    """Of an engine whose span is not divided any further."""
+    verdict = verdict_of(run_with(correlation=WITH_QUEUE))
+    assert verdict.headline.startswith("Not judged: the prefill engine with its queue stands out")
+    assert "no wait stands out" not in verdict.why
+    assert "prefill with its queue" in [part.label for part in verdict.parts]
 
 
 def test_a_queue_that_is_mostly_loads_of_caches_is_called_so():
