@@ -59,6 +59,8 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
     met = met_at_submission(measured, run.endpoints)
     waiting, running = met["requests_waiting"], met["requests_running"]
     means = _means(measured_run)
+    # A decode engine's queue is `kv_loads`' matter.
+    waited_for = [page for page, role in zip(run.endpoints, times.roles, strict=True) if role != "decode"]
     slow = slowest(measured, parts, waiting, running, start_ns=window.start_ns)
     findings = Findings(
         parts=parts,
@@ -81,7 +83,7 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
         slowest=slow,
         work=work_while_waiting(run.requests, times.joined, run.spans, slow, means.ratio),
         evidence=Evidence(
-            while_waiting=while_waiting(run.endpoints, window),
+            while_waiting=while_waiting(waited_for, window),
             prefill_input_tokens_rho=rank_correlation(parts.prefill_s, input_tokens(measured)),
             kv_loads=kv_loads(run.endpoints, window, int((measured.status == "ok").sum())),
             reuse=_reuse(run, times),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from msgspec import UNSET
+
 from sidelight.correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.report.heading import urls_of
@@ -28,6 +30,7 @@ def method(summary: Summary) -> Iterator[str]:
     """
     if not summary.correlation.missing:
         yield from basis(summary.correlation, summary.client.requests.sent)
+        yield from _of_prefill_pool(summary)
     yield from interval_line(summary)
     if summary.watch:
         yield from _unexplained(summary.watch)
@@ -70,6 +73,17 @@ def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
         yield from _clocks(correlation.clock)
         if breakdown.network_ms.count and not breakdown.request_network_ms.count:
             yield "No time above depends on the clocks: the time outside the engine is not divided into there and back."
+
+
+def _of_prefill_pool(summary: Summary) -> Iterator[str]:
+    """Yield a prefill engine's means by its page beside a decode engine's replies."""
+    breakdown, times = summary.correlation.breakdown, (summary.server.queue_time, summary.server.prefill_time)
+    if breakdown.first_step_ms.mean is None or not any("prefill" in merged for merged in breakdown.merged):
+        return
+    means_ms = [1e3 * time.stats.mean for time in times if time and time.stats.mean is not UNSET]
+    if len(means_ms) == len(times):
+        queue_ms, prefill_ms = map(ms, means_ms)
+        yield f"By its page the prefill engine's queue took {queue_ms} ms of that, its prefill {prefill_ms} ms (means)."
 
 
 def _unexplained(watch: WatchedTraffic) -> Iterator[str]:

@@ -207,7 +207,7 @@ class RecordsOfRequests(Struct, frozen=True, kw_only=True):
 class Evidence(Struct, frozen=True, kw_only=True):
     """Quantities observed during the wait, from which the report's advice follows."""
 
-    while_waiting: Annotated[WhileWaiting, doc("What the engines showed while requests waited for them.")]
+    while_waiting: Annotated[WhileWaiting, doc("What engines showed while requests waited; of pools, the prefill's.")]
     prefill_input_tokens_rho: Annotated[
         Rho | None,
         doc(

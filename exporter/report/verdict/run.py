@@ -33,6 +33,7 @@ from sidelight.exporter.report.verdict.unseen import unseen_verdict
 from sidelight.exporter.summary.breakdown import IN_PREFILL
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary, generator_held_up, unknown_clock
+from sidelight.exporter.summary.tail import in_words
 from sidelight.exporter.summary.verdict import (
     RunVerdict,
     VerdictFigure,
@@ -167,7 +168,11 @@ def _causes(correlation: Correlation) -> Mapping[str, str]:
     loads = correlation.evidence.kv_loads or None
     full = [name for name, mean_ms in means_ms.items() if loads and mean_ms and loads.are_most_of(mean_ms)]
     undivided = UNDIVIDED_CAUSES if correlation.breakdown.queue_ms.missing == IN_PREFILL else {}
-    return CAUSES | dict.fromkeys(full, "the load of KV caches") | undivided
+    causes = CAUSES | dict.fromkeys(full, "the load of KV caches") | undivided
+    merged = correlation.breakdown.merged
+    if 10 * sum(merged.values()) > correlation.breakdown.ttft_ms.count:
+        causes |= {"other": f"what no source separates ({' or '.join(map(in_words, merged))})"}
+    return causes
 
 
 def _figures(summary: Summary) -> Iterator[VerdictFigure]:

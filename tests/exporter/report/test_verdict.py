@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
 import summaries
 from golden_files import GOLDEN, names
@@ -24,6 +25,7 @@ from sidelight.correlator.opening import open_run
 from sidelight.correlator.parts import E2E_PARTS
 from sidelight.correlator.statistics.queueing import KvLoads, WhileWaiting
 from sidelight.exporter.report.advice import Advice, Observations, mean_shares
+from sidelight.exporter.report.method import method
 from sidelight.exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary
@@ -121,6 +123,26 @@ NEARLY = replace(slo(True), objectives=[replace(OBJECTIVE, bound=1200.0, bound_m
 UNDECIDED = replace(BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="undecided"))
 RESTARTED = "the engine at http://e/metrics restarted (1 x): its counts from just before that are lost"
 LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48})
+
+
+def of_decode_engine() -> Correlation:
+    """Requests whose replies tell a decode engine's times alone: 185 of 200 ms are not separated."""
+    whole = summaries.parts("response")
+    unknown_s = whole.queue_s * math.nan
+    merged = np.full(len(whole), "network, queue and prefill", dtype=object)
+    known = {"first_step_s": whole.ttft_s - 0.185, "other_s": 0 * whole.ttft_s + 0.185, "merged": merged}
+    columns = dict.fromkeys(("network_s", "queue_s", "prefill_s"), unknown_s)
+    return summaries.correlated(summaries.findings(dataclasses.replace(whole, **columns, **known)))
+
+
+def test_what_is_not_separated_is_not_called_the_engine():
+    """Beside it stands what the prefill engine's page tells of it."""
+    run = run_with(correlation=of_decode_engine())
+    headline = verdict_of(run).headline
+    assert headline.startswith("Not judged: what no source separates (network, queue and prefill) stands out")
+    line = "By its page the prefill engine's queue took 150.0 ms of that, its prefill 30.0 ms (means)."
+    assert line in list(method(run))
+    assert line not in list(method(run_with()))
 
 
 def test_a_prefill_with_its_queue_may_be_a_wait():
