@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import recordings
 from llm_d_spans import Age, Truth, llm_d
-from sent_spans import MS, NOON, S, call, export
+from sent_spans import MS, NOON, SERVER, TRACE, S, call, export, gateway, identity, span, two_pods
 
 from sidelight.correlator.breakdown import Parts, break_down
 from sidelight.correlator.estimate.table import nothing
@@ -189,3 +189,42 @@ def test_without_the_frontends_span_nothing_is_known_of_two_workers(dynamo: Any)
     parts = run(case.requests, workers)
     assert {"none"} == set(parts.source)
     assert all(NO_FIRST_OUTPUT in reason for reason in parts.reason)
+
+
+def worker(name: str, parent: str, component: str, **when: float) -> Any:
+    attributes: dict[str, str | float] = {"component": component, "endpoint": "generate", "request_id": "r"}
+    return span("handle_payload", name, parent, kind=SERVER, attributes=attributes, **when)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of", [run, watched])
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_engines_spans_within_dynamos_workers_count_before_theirs(of: Any, *, shared: bool):
+    """As of vLLM behind them: what it tells is divided. One worker of its own is none of two."""
+    prefill, decode = two_pods(80)
+    prefill.parent_span_id, decode.parent_span_id = identity("prefill_"), identity("decode_")
+    calls = [
+        span("router.route_request", f"{name}call", "front", start_ms=start_ms, end_ms=end_ms)
+        for name, start_ms, end_ms in (("p", 46, 182), ("d", 255, 640))
+    ]
+    workers = [worker("prefill_", "pcall", "prefill", start_ms=48, end_ms=181)]
+    workers += [worker("decode_", "dcall", "backend", start_ms=256, end_ms=630)]
+    front = gateway("front", "client", first_ms=300, start_ms=40, end_ms=645)
+    first = 0 if shared else 1
+    exports = [
+        export([front, *calls[first:]], service="dynamo-frontend"),
+        *(export([each], service="w") for each in workers[first:]),
+        *(export([each], instance=name) for each, name in ((prefill, "p"), (decode, "d"))[first:]),
+    ]
+    parts = of(sent({TRACE: Truth(held=120.0)}), exports)
+    assert ["exact"] == parts.quality.tolist()
+    assert "" == parts.reason[0]
+    found_ms = milliseconds(parts)
+    assert (20 if shared else 40) == found_ms["queue"]
+    assert shared == ("decode_queue" in found_ms)
+
+
+def test_dynamos_worker_alone_tells_nothing_of_the_engine():
+    exports = [export([worker("w", "client", "backend")], service="w")]
+    parts = run(sent({TRACE: Truth()}), exports)
+    assert ["none"] == parts.source.tolist()
+    assert "tells neither queue nor prefill" in parts.reason[0]
