@@ -32,6 +32,8 @@ WORDS = {
     "closed loop": "a fixed number of requests in flight",
     "connect and send, send": "before the TTFT begins: from the dispatch to the submit",
     "decode": "from the first token to the last",
+    "decode to first token":
+        "of two engines that state no parts, as workers of Dynamo: from the prefill's end to the router's first output",
     "drain": "wait for the replies in flight after the last submission",
     "E2E, end-to-end time": "from submission to the end of the reply",
     "estimate": "time of a request computed from scrapes alone, with a standard error",
@@ -49,6 +51,7 @@ WORDS = {
     "p50, p90, p95, p99, p99.9": "so many of 100 values are at or below it; p50 is the median",
     "phase": "measure: the load that counts; what came before it warmed the engine up",
     "preemption, preemptions": "a running request is sent back to the queue, for want of KV cache",
+    "prefill with its queue": "of two engines that state no parts: all the time at the prefill engine",
     "prefix cache": "prompts that begin alike share their prefill; hits make it shorter",
     "proxies and HTTP": "of the network: what the TCP round trip does not explain",
     "running, requests running": "requests that the engine works on at once",
