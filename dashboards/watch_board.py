@@ -41,6 +41,7 @@ def in_range(counter: str, labels: str = WATCH) -> str:
 REQUESTS = "sidelight_client_requests_total"
 PENDING = f"(max (sidelight_breakdown_pending{{{WATCH}}}) or vector(0))"
 COUNTED = f"({in_range('sidelight_requests_total')} + {PENDING})"
+HEADROOM = f"max by (bound) (sidelight_headroom_ratio{{{WATCH}}}) * scalar({total(REQUESTS, WATCH, window='$__range')})"
 TTFT, TTFT_SUM = "sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds_sum"
 
 ANSWER_FIRST = PanelRow(
@@ -169,8 +170,10 @@ ONE_AXIS = PanelRow(
             {
                 "ended": total("sidelight_client_requests_total", WATCH),
                 "engine": total("sidelight_engine_requests_finished_total", ENGINE),
+                "meets --slo up to ({{bound}})": HEADROOM,
             },
-            "Engine above ended: it serves requests whose clients send no spans here.",
+            "Engine above ended: it serves requests whose clients send no spans here. Up to: the rate at which the "
+            "objectives are crossed, predicted, with its 90 % interval; none where nothing can be predicted.",
             unit="reqps",
         ),
         by_both_clocks(SCOPE, 12),

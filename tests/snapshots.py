@@ -137,5 +137,6 @@ def snapshot(step: int) -> Snapshot:
             whole_traces=step,
             read_to_s=math.inf,
             broken_traces={("gateway", "new_trace"): step},
+            headroom={"estimate": 1.3, "low": 1.1, "high": 1.6},
         ),
     )

@@ -12,6 +12,7 @@ from watch_directories import begin
 
 from sidelight.recorded.directory import RAW
 from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
+from sidelight.sidecar.watch.view import WatchView
 from sidelight.simulator.virtual import VirtualExchange
 
 
@@ -58,3 +59,16 @@ def watched_directory(path: Path, exchanges: Sequence[VirtualExchange]) -> Path:
         for record in exports_of(exchanges):
             spans.append(record)
     return path
+
+
+def watching(path: Path, exchanges: Sequence[VirtualExchange], view: WatchView) -> int:
+    """Let a view of a folder see traffic as it comes, and return the moment after it."""
+    with closing(SpanLog(path / "spans-000000.log")) as spans:
+        polled_ns = NOON
+        for record in exports_of(exchanges):
+            spans.append(record)
+            if record.received_ns > polled_ns + 5 * S:
+                polled_ns = record.received_ns
+                view.poll(polled_ns)
+    view.poll(polled_ns + 5 * S)
+    return polled_ns + 5 * S

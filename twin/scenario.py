@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sidelight.loadgen.plan.arrivals import Arrival, schedule
+from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
@@ -21,11 +23,23 @@ SETTINGS = {
     "max-num-batched-tokens": "max_num_batched_tokens",
     "kv-blocks": "kv_blocks",
 }
+_SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
 LEVEL = 0.9
 _REQUESTS, _MOST_PLAYS, _LEAST_PLAYS = 60_000, 24, 8  # played for a scenario, in all
 _SHARE = 0.05  # of the time: a limit that binds for less does not bind
 _SAME = 0.2  # of the logarithm: predictions with few and with many seats that say the same
 _FEW = 200  # requests after the cut: fewer say little of p99, so that p90's misfit stands for it
+
+
+def settings_of(name: str, text: str) -> dict[str, int]:
+    """Return the settings in an option's value; raises ConfigurationError for others than SETTINGS."""
+    pairs = [_SETTING.fullmatch(each.strip()) for each in text.split(",") if each.strip()]
+    for pair in pairs:
+        if pair is None or pair[1] not in SETTINGS or int(pair[2]) < 1:
+            raise ConfigurationError(
+                "option.value", f"{name} {text}: must be settings of {', '.join(SETTINGS)}, as max-num-seqs=32"
+            )
+    return {pair[1]: int(pair[2]) for pair in pairs if pair}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -391,6 +391,10 @@ _WATCH = (
     MetricRow("watch_lag", "gauge", "s", (),
         "For how long what the receiver logged has not been read: a little, unless more comes than can be read.",
         lambda watch: None if watch.read_to_s is None else max(0.0, monotonic() - watch.read_to_s)),
+    MetricRow("headroom", "gauge", "1", ("bound",),
+        "How many times the traffic of late would meet the objectives of --slo, by a prediction (bound: estimate, and "
+        "low and high, which hold 9 in 10 truths); none where nothing can be predicted.",
+        "headroom"),
     MetricRow("window_size", "gauge", "", ("what",), "How much is kept for requests that go on.", "sizes"),
 )
 # fmt: on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,11 +32,10 @@ from sidelight.sidecar.predict.result import MeasuredLoad, answer
 from sidelight.sidecar.predict.validation import validated
 from sidelight.sidecar.progress.reporter import Terminal
 from sidelight.twin.model import twin_of
-from sidelight.twin.scenario import SETTINGS, Prediction, Scenario, Twin
+from sidelight.twin.scenario import Prediction, Scenario, Twin, settings_of
 
 SCENARIO = Group("What if", sort_key=1)
 DEFAULT_RATES = "x0.5,x1,x1.5,x2"
-_SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
 HELPS = (
     "What helps: a run of a minute or more at an open rate (run --rate 4 --duration 60s) against one engine that does "
     "nothing else, on a machine of its own"
@@ -123,11 +121,11 @@ def predict(  # noqa: PLR0913  an argument is an option
     except ValueError as error:
         raise ConfigurationError("option.value", str(error)) from None
     run = open_run(run_directory)
-    twin = _twin(run, _settings("--known", known))
+    twin = _twin(run, settings_of("--known", known))
     loads = [
         replace(each, arrival=Arrival(kind=arrival, rate_per_s=1.0)) if arrival and each.rate_per_s else each
         for each in _loads(
-            rate, concurrency, replicas, [_settings("--set", each) for each in settings], twin.rate_per_s
+            rate, concurrency, replicas, [settings_of("--set", each) for each in settings], twin.rate_per_s
         )
     ]
     there = loads[-1].settings, loads[-1].replicas  # of the server to be loaded
@@ -215,13 +213,3 @@ def _counts(name: str, text: str) -> list[int]:
                 "option.value", f"{name} {each}: must be a number from 1 to {_MOST_COUNT}, several with commas"
             )
     return [int(each) for each in counts]
-
-
-def _settings(name: str, text: str) -> dict[str, int]:
-    pairs = [_SETTING.fullmatch(each.strip()) for each in text.split(",") if each.strip()]
-    for pair in pairs:
-        if pair is None or pair[1] not in SETTINGS or int(pair[2]) < 1:
-            raise ConfigurationError(
-                "option.value", f"{name} {text}: must be settings of {', '.join(SETTINGS)}, as max-num-seqs=32"
-            )
-    return {pair[1]: int(pair[2]) for pair in pairs if pair}

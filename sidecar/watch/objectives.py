@@ -28,6 +28,8 @@ from sidelight.scraper.window.statistics import fits_of
 from sidelight.scraper.window.window import Window, select_scrapes
 from sidelight.sidecar.live.lately import CLIENTS_S, MOST
 from sidelight.sidecar.live.tally import SLO_EVERY_S, SLO_SHARE, Tally
+from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
+from sidelight.twin.scenario import settings_of
 
 # What engines' pages have of it: time in the engine alone, without network and gateway.
 QUANTITIES: Mapping[str, str] = {
@@ -53,11 +55,17 @@ class WatchedObjectives:
     """Objectives over the last minute, judged anew now and then; `latest` is as of then, None without objectives.
 
     The last minute's clients' spans are kept, MOST at most. `is_by_pages`: one of the objectives is by engines' pages.
+    `headroom` is that of the `traffic`, empty until it was estimated, which took `headroom_cpu_s`; `known` are
+    settings of the engine.
     """
 
     slo: Slo | None = None
     latest: SloResult | None = None
     is_by_pages: bool = False
+    headroom: Headroom = field(default_factory=Headroom)
+    headroom_cpu_s: float = 0.0
+    known: Mapping[str, int] = field(default_factory=dict)
+    traffic: RecentTraffic = field(default_factory=RecentTraffic)
     _clients: deque[tuple[int, RequestLog]] = field(default_factory=deque)
     _begun_ns: int | None = None
     _due_ns: int = 0
@@ -86,10 +94,17 @@ class WatchedObjectives:
             self._due_ns = now_ns + round(1e9 * max(SLO_EVERY_S, (thread_time() - begun_s) / SLO_SHARE))
         return self.latest.objectives if self.latest else ()
 
+    def estimate_headroom(self, sample: TrafficSample) -> None:
+        """Estimate the headroom beside all else."""
+        begun_s = thread_time()
+        if self.slo is not None:
+            self.headroom = sample.headroom(self.slo.objectives, self.known, self.headroom)
+        self.headroom_cpu_s = thread_time() - begun_s
 
-def watched_objectives(text: str | None) -> WatchedObjectives:
-    """Return the objectives of a checked --slo."""
-    return WatchedObjectives(None if text is None else parse_slo(text))
+
+def watched_objectives(text: str | None, known: str = "") -> WatchedObjectives:
+    """Return the objectives of a checked --slo, with the engine's settings of --known."""
+    return WatchedObjectives(None if text is None else parse_slo(text), known=settings_of("--known", known))
 
 
 def judged(slo: Slo, clients: RequestLog, pages: Sequence[EndpointSeries], window: Window) -> tuple[SloResult, bool]:

@@ -29,6 +29,7 @@ from sidelight.sidecar.run.preparation.target import reason_of
 from sidelight.sidecar.watch.panel import WatchState, panel, panel_rows
 from sidelight.sidecar.watch.processes import Watch
 from sidelight.sidecar.watch.view import WatchView, refused
+from sidelight.twin.headroom import EVERY_S, MOST_SHARE
 
 POLL_S = 0.5
 DRAW_EVERY_S = 1.0
@@ -91,6 +92,16 @@ async def _publish(shared: Watch) -> None:
         with shared.view.failures.guard():
             events = partial(shared.browsers.events, lambda: panel_rows(_state(shared)), shared.clock.now_ns())
             shared.page.stream.publish(*await asyncio.to_thread(events))
+
+
+async def estimate_headroom_on(shared: Watch) -> None:
+    """Estimate the headroom each minute, of objectives; later where that takes more than MOST_SHARE of a core."""
+    due_s = EVERY_S
+    while shared.options.slo is not None:
+        await asyncio.sleep(due_s)
+        async with shared.looking:
+            estimate = shared.view.headroom_estimate(shared.clock.now_ns())
+        due_s = max(EVERY_S, await asyncio.to_thread(estimate) / MOST_SHARE)
 
 
 async def draw_on(shared: Watch) -> None:
@@ -159,4 +170,5 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
         f"({by_source}{counts[SOURCES[-1]]} without a breakdown){alone}; "
         f"{count_of(received['spans'], 'span')} in {count_of(received['exports'], 'export')}, "
         f"{refused(received)} refused; receiver restarted {count_of(restarts, 'time')}"
+        f"{f'. {view.headroom}' if view.headroom else ''}"
     )

@@ -55,7 +55,7 @@ class WatchState:
     became of them, `receiver_restarts` and `errors` (our defects) are since the start; `receiver_down` says
     why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break;
     `waiting_lately` has the most that waited in all engines in each column of the last minutes, `page_means_ms` the
-    last minute's mean TTFT, queue and prefill by engines' pages.
+    last minute's mean TTFT, queue and prefill by engines' pages, `headroom` a sentence, "" for none.
     """
 
     elapsed_s: float
@@ -72,6 +72,7 @@ class WatchState:
     waiting_lately: Sequence[float | None] = ()
     page_means_ms: Mapping[str, float] = field(default_factory=dict)
     verdict: RunVerdict | None = None
+    headroom: str = ""
 
 
 def panel(state: WatchState) -> Panel:
@@ -84,6 +85,8 @@ def panel_rows(state: WatchState) -> Iterator[Block]:
     """Yield the verdict, the engines, the breakdown of the TTFT, and requests without one."""
     if state.verdict is not None:
         yield from verdict_blocks(without_controls(state.verdict))
+    if state.headroom:
+        yield Prose(printable(state.headroom))
     yield _traffic(state)
     if state.receiver_down:
         yield Prose(f"! {printable(state.receiver_down)}", "alarm strong")

@@ -31,7 +31,8 @@ from sidelight.sidecar.options.watch import WatchOptions, pages_of, reloaded
 from sidelight.sidecar.progress.reporter import Progress
 from sidelight.sidecar.run import manifest as manifests
 from sidelight.sidecar.run.phases import record, record_if_possible
-from sidelight.sidecar.watch.page import draw_on, look, look_on, sending, served, summary_line
+from sidelight.sidecar.watch.objectives import watched_objectives
+from sidelight.sidecar.watch.page import draw_on, estimate_headroom_on, look, look_on, sending, served, summary_line
 from sidelight.sidecar.watch.processes import (
     Scraper,
     Watch,
@@ -154,7 +155,8 @@ async def _watch(
 
 def _view(options: WatchOptions, path: Path, run_id: str, pages: Sequence[str], browsers: Browsers) -> WatchView:
     raw = path / run_directory.RAW
-    return WatchView(raw, run_id=run_id, pages=pages, browsers=browsers, shard=options.shard, slo=options.slo)
+    objectives = watched_objectives(options.slo, options.known)
+    return WatchView(raw, run_id=run_id, pages=pages, browsers=browsers, shard=options.shard, objectives=objectives)
 
 
 def _following(out: Path | None) -> Path | None:
@@ -234,6 +236,7 @@ async def _until_stopped(shared: Watch, command: Sequence[str], wall_ns: Callabl
                 group.create_task(end_at_clock_step(shared, wall_ns)),
                 group.create_task(_reload_on(shared, command)),
                 group.create_task(follow_targets(shared)),
+                group.create_task(estimate_headroom_on(shared)),
             ]
             group.create_task(look_on(shared))
             group.create_task(draw_on(shared))

@@ -6,7 +6,7 @@ Everything kept is bounded: the windows of spans, requests and scrapes by their 
 from __future__ import annotations
 
 import resource
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -34,7 +34,7 @@ from sidelight.sidecar.live.lately import WINDOW_S, Lately
 from sidelight.sidecar.live.sending import Browsers
 from sidelight.sidecar.version import VERSION
 from sidelight.sidecar.watch.exports import SPANS, Exports
-from sidelight.sidecar.watch.objectives import watched_objectives
+from sidelight.sidecar.watch.objectives import WatchedObjectives
 from sidelight.sidecar.watch.panel import EngineState, WatchState
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class WatchView:
 
     It keeps the requests of the last minutes, for `state`. `browsers` have begun, and get rows. A poll reads spans for
     `read_s`, after which what is known by then is shown. A `shard` sees too few of an engine's requests
-    for estimates. Objectives (`slo`) are judged by the last minute.
+    for estimates. `objectives` are judged by the last minute.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class WatchView:
         browsers: Browsers | None = None,
         read_s: float = READ_S,
         shard: str | None = None,
-        slo: str | None = None,
+        objectives: WatchedObjectives | None = None,
     ) -> None:
         self._shard = shard
-        self._objectives = watched_objectives(slo)
+        self._objectives = objectives or WatchedObjectives()
         self._columns = None if browsers is None else browsers.columns
         self._lately = Lately()
         self._engines = Engines(keep_s=WINDOW_S, waiting_s=WINDOW_S)
@@ -180,6 +180,7 @@ class WatchView:
             engine_only=ended.engine_only,
         )
         self._lately.take(ended, now_ns)
+        self._objectives.traffic.take(ended, now_ns)
         if self._columns is not None:
             self._columns.known(requests, parts)
 
@@ -249,6 +250,27 @@ class WatchView:
                 self._news = f"{verdict.headline} Why: {verdict.why} Do this: {verdict.do}"
             self._said = said(self._said, verdict, now_ns)
 
+    def headroom_estimate(self, now_ns: int) -> Callable[[], float]:
+        """Return an estimation of the headroom by the requests of now.
+
+        It may run beside a poll, and returns the CPU time that it took, s.
+        """
+        engines = sum(bool(engine.counts.engine) for engine in self._engines.views.values())
+        finished_per_s = self._engines.flow_per_s()[0]
+        sample = self._objectives.traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)
+
+        def estimate() -> float:
+            with self.failures.guard():
+                self._objectives.estimate_headroom(sample)
+            return self._objectives.headroom_cpu_s
+
+        return estimate
+
+    @property
+    def headroom(self) -> str:
+        """Return the headroom in a sentence, "" without one."""
+        return self._objectives.headroom.text
+
     def fresh_verdict(self) -> str:
         """Return the verdict in a line if its state is another than before, once; else ""."""
         news, self._news = self._news, ""
@@ -279,6 +301,7 @@ class WatchView:
                 probes=self._requests.spans.probes,
                 whole_traces=self._requests.count.whole,
                 broken_traces=self._requests.count.broken.copy(),
+                headroom=self._objectives.headroom.ratios,
                 read_to_s=self._exports.read_to_s,
             ),
         )
@@ -295,6 +318,7 @@ class WatchView:
             engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.views.values()],
             waiting_lately=self._engines.waiting_lately(waiting, now_ns),
             page_means_ms=self._engines.means_ms(),
+            headroom=self.headroom,
             breaks=list(self._breaks.values()),
             awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],

@@ -153,6 +153,7 @@ CONTRACT = {
     "sidelight_whole_traces_total": set(),
     "sidelight_broken_traces_total": {"service", "how"},
     "sidelight_window_size": {"what"},
+    "sidelight_headroom_ratio": {"bound"},
 }
 
 

@@ -12,6 +12,7 @@ from series import gauge, histogram, scraped
 from sidelight.loadgen.requests.slo.results import SloResult
 from sidelight.scraper.series.log import ScrapeLog
 from sidelight.scraper.spans.log import SpanLog
+from sidelight.sidecar.watch.objectives import watched_objectives
 from sidelight.sidecar.watch.view import WatchView
 
 URL = "http://127.0.0.1:8000/metrics"
@@ -51,7 +52,7 @@ def test_objectives_are_judged_by_clients_spans(
 ):
     """A failed request is infinitely slow; of few only a rate is judged; what spans lack is not known."""
     sent(tmp_path, ok=ok, failed=failed, first_ms=first_ms)
-    with WatchView(tmp_path, run_id="r", read_s=inf, slo=SLO) as view:
+    with WatchView(tmp_path, run_id="r", read_s=inf, objectives=watched_objectives(SLO)) as view:
         standing(view, 0)
         slo = standing(view, 55)
     assert met == [objective.met for objective in slo.objectives]
@@ -62,7 +63,7 @@ def test_objectives_are_judged_by_clients_spans(
 
 def test_requests_of_more_than_a_minute_ago_are_not_judged(tmp_path: Path):
     sent(tmp_path, ok=40, first_ms=500.0)
-    with WatchView(tmp_path, run_id="r", read_s=inf, slo=SLO) as view:
+    with WatchView(tmp_path, run_id="r", read_s=inf, objectives=watched_objectives(SLO)) as view:
         standing(view, 0)
         seen = [standing(view, second).met for second in (40, 200)]
     assert [False, None] == seen
@@ -83,7 +84,7 @@ def test_without_clients_spans_the_pages_of_engines_decide(tmp_path: Path, most_
         page = histogram(family, count, count * seconds, buckets=buckets) + gauge("vllm:num_requests_running", 7)
         pages.append(scraped(NOON + second * S, page, url=URL))
     pages.close()
-    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf, slo=SLO) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf, objectives=watched_objectives(SLO)) as view:
         standing(view, 0)
         ttft, itl, errors, rate = standing(view, 55).objectives
         verdict = view.verdict(NOON + 55 * S, stale_s=1e6)

@@ -1,0 +1,209 @@
+"""Headroom of traffic: the multiple of its rate at which its engine would cross an objective."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sidelight.correlator.live.breakdown import EndedRequests
+from sidelight.loadgen.requests.slo.objectives import Objective
+from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.rundir.columns import Floats, concat
+from sidelight.rundir.printable.numbers import figure, spoken
+from sidelight.rundir.stats import Missing
+from sidelight.twin.check import METRICS, QUANTILES, engine_of, misfit, refusal
+from sidelight.twin.engine.fit import fit
+from sidelight.twin.engine.spans import spanned_requests
+from sidelight.twin.model import LEAST_WHOLE
+from sidelight.twin.scenario import Scenario, Twin, predict
+
+EVERY_S, MOST_SHARE = 60.0, 0.025  # of a core
+LAST_S, MOST = 900.0, 800  # requests: of more, plays take long
+_PLAYS, _STEP, _FAR, _REFINED = 5, 1.12, 4.0, 2
+_FLOW_S, _MOST_OTHERS, _EDGE = 60.0, 1.1, 10
+_BOUNDS = ("low", "estimate", "high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headroom:
+    """Headroom in a sentence, and as ratios by bound: `estimate`, `low` and `high` of the 90 % interval.
+
+    Without ratios the sentence says why.
+    """
+
+    text: str = ""
+    ratios: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RecentTraffic:
+    """Requests of the last LAST_S seconds: MOST and a batch at most, and counts of all."""
+
+    _batches: deque[tuple[int, RequestLog, Floats]] = field(default_factory=deque)
+    _counts: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def take(self, ended: EndedRequests, now_ns: int) -> None:
+        """Add requests that ended."""
+        self._batches.append((now_ns, ended.requests, ended.parts.decode_s))
+        self._counts.append((now_ns, len(ended)))
+        while self._counts[0][0] < now_ns - LAST_S * 1e9:
+            self._counts.popleft()
+        held = sum(len(log) for _, log, _ in self._batches)
+        while self._batches[0][0] < self._counts[0][0] or held - len(self._batches[0][1]) >= MOST:
+            held -= len(self._batches.popleft()[1])
+
+    def sample(self, now_ns: int, *, engines: int, finished_per_s: float | None) -> TrafficSample:
+        """Return the requests of now, beside the number of `engines` on pages and their rate."""
+        begun_ns = self._counts[0][0] if self._counts else now_ns
+        long_ns = now_ns - begun_ns
+        minute_ns = min(round(_FLOW_S * 1e9), long_ns)
+        return TrafficSample(
+            logs=[log for _, log, _ in self._batches],
+            decodes_s=[decode_s for *_, decode_s in self._batches],
+            engines=engines,
+            finished=(finished_per_s or 0.0) * minute_ns / 1e9,
+            lately=sum(count for at_ns, count in self._counts if at_ns >= now_ns - minute_ns),
+            rate_per_s=sum(count for _, count in self._counts) * 1e9 / long_ns if long_ns > _FLOW_S * 1e9 else 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficSample:
+    """Requests of late, beside the state of pages.
+
+    These have `engines`, by which requests were `finished` in a minute in which `lately` ended by spans; `rate_per_s`
+    is that of a longer time, 0 where none was seen.
+    """
+
+    logs: Sequence[RequestLog]
+    decodes_s: Sequence[Floats]
+    engines: int
+    finished: float
+    lately: int
+    rate_per_s: float
+
+    def headroom(self, objectives: Sequence[Objective], known: Mapping[str, int], before: Headroom) -> Headroom:
+        """Return the headroom within objectives of p50, p90 and p99.
+
+        It is searched for near that of before; `known` are settings of the engine.
+        """
+        objectives = [each for each in objectives if f"{each.metric}_ms" in METRICS and each.quantile in QUANTILES]
+        twin = self._twin(known) if objectives else Missing("no objective is a p50, p90 or p99 of ttft, tpot or e2e")
+        if isinstance(twin, Missing):
+            return Headroom(text=f"Headroom: unknown: {twin.reason}.")
+        search = _Search(twin, objectives, self.rate_per_s or twin.rate_per_s)
+        around = float(np.clip(before.ratios.get("estimate", 1.0), _STEP / _FAR, _FAR / _STEP))
+        search.extend(around, _STEP, end=2)
+        search.extend(around / _STEP, 1 / _STEP, end=0)
+        for _ in range(_REFINED):
+            search.refine()
+        return search.headroom()
+
+    def _twin(self, known: Mapping[str, int]) -> Twin | Missing:
+        if self.engines > 1:
+            return Missing(f"{self.engines} engines are scraped, and a prediction is of one")
+        if self.finished > _MOST_OTHERS * self.lately + _EDGE:
+            return Missing(
+                f"in the last minute the engine finished {self.finished:.0f} requests, and spans speak of {self.lately}"
+            )
+        if not self.logs:
+            return Missing("no request has ended")
+        log = concat(self.logs)
+        requests = spanned_requests(log, np.concatenate(self.decodes_s))
+        if len(requests) < LEAST_WHOLE * len(log):
+            return Missing(
+                f"of the last {len(log)} requests {len(requests)} succeeded and have a known first token, prompt and "
+                "output, and all others took steps that are not seen"
+            )
+        fitted = fit(requests, budget=known.get("max-num-batched-tokens"), seats=known.get("max-num-seqs"))
+        if isinstance(fitted, Missing):
+            return fitted
+        engine = engine_of(fitted, kv_blocks=known.get("kv-blocks"))
+        missed = misfit(requests, fitted, engine)
+        if isinstance(missed, Missing):
+            return missed
+        if reason := refusal(requests, fitted, missed):
+            return Missing(reason)
+        return Twin(
+            requests=requests,
+            fitted=fitted,
+            engine=engine,
+            missed=missed,
+            arrival=None,
+            concurrency=None,
+            duration_s=float(requests.submit_s[-1]) * len(requests) / (len(requests) - 1),
+        )
+
+
+@dataclass(slots=True)
+class _Search:
+    """Predictions by multiples of the rate of late: how far each is beyond the objectives, as logarithms.
+
+    `overruns` are those of the upper ends of the intervals, the medians and the lower ends; `refused` says why there is
+    no prediction beyond the last.
+    """
+
+    twin: Twin
+    objectives: Sequence[Objective]
+    rate_per_s: float
+    overruns: dict[float, Floats] = field(default_factory=dict)
+    first: dict[float, Objective] = field(default_factory=dict)
+    refused: str = ""
+
+    def look(self, ratio: float) -> bool:
+        """Predict for a rate; return whether that was possible."""
+        prediction = predict(self.twin, Scenario(label="", rate_per_s=ratio * self.rate_per_s), plays=_PLAYS)
+        if isinstance(prediction, Missing):
+            self.refused = prediction.reason if ratio > 1 else ""
+            return False
+        ends_ms = np.stack([prediction.high, prediction.median, prediction.low])
+        over = np.array(
+            [
+                np.log(
+                    ends_ms[:, METRICS.index(f"{each.metric}_ms"), QUANTILES.index(each.quantile or 0.0)] / each.bound
+                )
+                for each in self.objectives
+            ]
+        )
+        self.overruns[ratio] = np.nan_to_num(over, nan=-np.inf).max(axis=0)
+        self.first[ratio] = self.objectives[int(np.argmax(over[:, 1]))]
+        return True
+
+    def extend(self, ratio: float, factor: float, *, end: int) -> None:
+        """Predict for rates further up or down, to the first on the other side."""
+        while 1 / _FAR < ratio < _FAR and self.look(ratio) and (self.overruns[ratio][end] > 0) != (factor > 1):
+            ratio, factor = ratio * factor, factor**1.5
+
+    def refine(self) -> None:
+        """Predict once more where the rates on both sides of the estimate are far apart."""
+        estimate = self._crossings()[1]
+        below, above = ([each for each in self.overruns if (each < estimate) == side] for side in (True, False))
+        if below and above and min(above) > _STEP**2 * max(below):
+            self.look(float(np.sqrt(min(above) * max(below))))
+
+    def _crossings(self) -> Floats:
+        """Return the ratios at which the three ends cross the objectives; 0 below all, infinite beyond."""
+        ratios = sorted(self.overruns)
+        ends = np.maximum.accumulate([self.overruns[each] for each in ratios]).T if ratios else np.zeros((3, 0))
+        return np.array(
+            [np.exp(np.interp(0.0, np.maximum(end, -9), np.log(ratios), left=-np.inf, right=np.inf)) for end in ends]
+        )
+
+    def headroom(self) -> Headroom:
+        """Return the headroom by these predictions."""
+        crossings = self._crossings()
+        low, estimate, high = crossings
+        if not np.isfinite(estimate):
+            least, why = figure(max(self.overruns, default=0.0)), self.refused or "nothing was tried"
+            return Headroom(text=f"Headroom: at least {least} times the traffic of late; beyond, {why}.")
+        nearest = min(self.first, key=lambda ratio: abs(ratio - estimate))
+        first = self.first[nearest]
+        interval = f"{figure(low)} to {figure(high)}" if np.isfinite(high) else f"{figure(low)} or more"
+        return Headroom(
+            text=f"Headroom: at {figure(estimate)} times the traffic of late ({interval}) {first.metric.upper()} "
+            f"{first.statistic} crosses {spoken(first.bound)}.",
+            ratios={name: float(each) for name, each in zip(_BOUNDS, crossings, strict=True) if np.isfinite(each)},
+        )
