@@ -40,8 +40,10 @@ class Headroom:
 
 @dataclass(slots=True)
 class RecentTraffic:
-    """Requests of the last LAST_S seconds: MOST and a batch at most, and counts of all."""
+    """Requests of the last seconds: so many and a batch at most, and counts of all."""
 
+    last_s: float = LAST_S
+    most: int = MOST
     _batches: deque[tuple[int, RequestLog, Floats]] = field(default_factory=deque)
     _counts: deque[tuple[int, int]] = field(default_factory=deque)
 
@@ -49,10 +51,10 @@ class RecentTraffic:
         """Add requests that ended."""
         self._batches.append((now_ns, ended.requests, ended.parts.decode_s))
         self._counts.append((now_ns, len(ended)))
-        while self._counts[0][0] < now_ns - LAST_S * 1e9:
+        while self._counts[0][0] < now_ns - self.last_s * 1e9:
             self._counts.popleft()
         held = sum(len(log) for _, log, _ in self._batches)
-        while self._batches[0][0] < self._counts[0][0] or held - len(self._batches[0][1]) >= MOST:
+        while self._batches[0][0] < self._counts[0][0] or held - len(self._batches[0][1]) >= self.most:
             held -= len(self._batches.popleft()[1])
 
     def sample(self, now_ns: int, *, engines: int, finished_per_s: float | None) -> TrafficSample:
@@ -91,7 +93,7 @@ class TrafficSample:
         It is searched for near that of before; `known` are settings of the engine.
         """
         objectives = [each for each in objectives if f"{each.metric}_ms" in METRICS and each.quantile in QUANTILES]
-        twin = self._twin(known) if objectives else Missing("no objective is a p50, p90 or p99 of ttft, tpot or e2e")
+        twin = self.twin(known) if objectives else Missing("no objective is a p50, p90 or p99 of ttft, tpot or e2e")
         if isinstance(twin, Missing):
             return Headroom(text=f"Headroom: unknown: {twin.reason}.")
         search = _Search(twin, objectives, self.rate_per_s or twin.rate_per_s)
@@ -102,7 +104,8 @@ class TrafficSample:
             search.refine()
         return search.headroom()
 
-    def _twin(self, known: Mapping[str, int]) -> Twin | Missing:
+    def twin(self, known: Mapping[str, int]) -> Twin | Missing:
+        """Return the twin of the engine, or the reason against one."""
         if self.engines > 1:
             return Missing(f"{self.engines} engines are scraped, and a prediction is of one")
         if self.finished > _MOST_OTHERS * self.lately + _EDGE:

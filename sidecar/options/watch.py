@@ -146,6 +146,14 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         str,
         option(CRITERIA, "For the headroom, settings of the engine that traffic may not show: max-num-seqs=64."),
     ] = ""
+    baseline: Annotated[
+        Path | None,
+        option(
+            CRITERIA,
+            "Directory of a watch of 40 minutes or more that the engine is compared with, at equal batch and length. "
+            "Default: the first hour of this watch.",
+        ),
+    ] = None
     listen: Annotated[
         str,
         option(

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import thread_time
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from sidelight.sidecar.live.lately import CLIENTS_S, MOST
 from sidelight.sidecar.live.tally import SLO_EVERY_S, SLO_SHARE, Tally
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.scenario import settings_of
+from sidelight.twin.watched import WatchedEngine, baseline_of
 
 # What engines' pages have of it: time in the engine alone, without network and gateway.
 QUANTITIES: Mapping[str, str] = {
@@ -55,17 +57,17 @@ class WatchedObjectives:
     """Objectives over the last minute, judged anew now and then; `latest` is as of then, None without objectives.
 
     The last minute's clients' spans are kept, MOST at most. `is_by_pages`: one of the objectives is by engines' pages.
-    `headroom` is that of the `traffic`, empty until it was estimated, which took `headroom_cpu_s`; `known` are
-    settings of the engine.
+    `headroom` is that of the `traffic`, empty until it was estimated; `known` are settings of the engine,
+    and `drift` says how it changed.
     """
 
     slo: Slo | None = None
     latest: SloResult | None = None
     is_by_pages: bool = False
     headroom: Headroom = field(default_factory=Headroom)
-    headroom_cpu_s: float = 0.0
     known: Mapping[str, int] = field(default_factory=dict)
     traffic: RecentTraffic = field(default_factory=RecentTraffic)
+    drift: WatchedEngine = field(default_factory=WatchedEngine)
     _clients: deque[tuple[int, RequestLog]] = field(default_factory=deque)
     _begun_ns: int | None = None
     _due_ns: int = 0
@@ -96,15 +98,20 @@ class WatchedObjectives:
 
     def estimate_headroom(self, sample: TrafficSample) -> None:
         """Estimate the headroom beside all else."""
-        begun_s = thread_time()
         if self.slo is not None:
             self.headroom = sample.headroom(self.slo.objectives, self.known, self.headroom)
-        self.headroom_cpu_s = thread_time() - begun_s
 
 
-def watched_objectives(text: str | None, known: str = "") -> WatchedObjectives:
-    """Return the objectives of a checked --slo, with the engine's settings of --known."""
-    return WatchedObjectives(None if text is None else parse_slo(text), known=settings_of("--known", known))
+def watched_objectives(text: str | None, known: str = "", baseline: Path | None = None) -> WatchedObjectives:
+    """Return the objectives of a checked --slo, beside all that is known of the engine.
+
+    Raises ConfigurationError for settings and baselines that say nothing.
+    """
+    return WatchedObjectives(
+        None if text is None else parse_slo(text),
+        known=settings_of("--known", known),
+        drift=WatchedEngine(baseline=baseline_of(baseline)),
+    )
 
 
 def judged(slo: Slo, clients: RequestLog, pages: Sequence[EndpointSeries], window: Window) -> tuple[SloResult, bool]:

@@ -74,6 +74,8 @@ async def look_on(shared: Watch) -> None:
                 f"the spans of gateway {service or 'without a service.name'} do not say when its first output left, so "
                 f"some of its time counts as network: set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span"
             )
+        for change in shared.view.fresh_changes():
+            shared.warn_and_record(change)
         if (verdict := shared.view.fresh_verdict()) and shared.progress.mode != "panel":
             shared.progress.stage(printable(verdict))
         for text in breaks:  # which the report finds in the logs
@@ -95,9 +97,9 @@ async def _publish(shared: Watch) -> None:
 
 
 async def estimate_headroom_on(shared: Watch) -> None:
-    """Estimate the headroom each minute, of objectives; later where that takes more than MOST_SHARE of a core."""
+    """Estimate headroom and drift each minute; later where that takes more than MOST_SHARE of a core."""
     due_s = EVERY_S
-    while shared.options.slo is not None:
+    while True:
         await asyncio.sleep(due_s)
         async with shared.looking:
             estimate = shared.view.headroom_estimate(shared.clock.now_ns())
@@ -170,5 +172,5 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
         f"({by_source}{counts[SOURCES[-1]]} without a breakdown){alone}; "
         f"{count_of(received['spans'], 'span')} in {count_of(received['exports'], 'export')}, "
         f"{refused(received)} refused; receiver restarted {count_of(restarts, 'time')}"
-        f"{f'. {view.headroom}' if view.headroom else ''}"
+        f"{f'. {view.headroom}' if view.headroom else ''}{''.join(f' {change}' for change in view.drift)}"
     )

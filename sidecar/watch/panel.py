@@ -55,7 +55,8 @@ class WatchState:
     became of them, `receiver_restarts` and `errors` (our defects) are since the start; `receiver_down` says
     why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break;
     `waiting_lately` has the most that waited in all engines in each column of the last minutes, `page_means_ms` the
-    last minute's mean TTFT, queue and prefill by engines' pages, `headroom` a sentence, "" for none.
+    last minute's mean TTFT, queue and prefill by engines' pages, `headroom` a sentence, "" for none, `drift` one for
+    each change that lasts.
     """
 
     elapsed_s: float
@@ -73,6 +74,7 @@ class WatchState:
     page_means_ms: Mapping[str, float] = field(default_factory=dict)
     verdict: RunVerdict | None = None
     headroom: str = ""
+    drift: Sequence[str] = ()
 
 
 def panel(state: WatchState) -> Panel:
@@ -87,6 +89,8 @@ def panel_rows(state: WatchState) -> Iterator[Block]:
         yield from verdict_blocks(without_controls(state.verdict))
     if state.headroom:
         yield Prose(printable(state.headroom))
+    for change in state.drift:
+        yield Prose(f"! {printable(change)}", "warning")
     yield _traffic(state)
     if state.receiver_down:
         yield Prose(f"! {printable(state.receiver_down)}", "alarm strong")

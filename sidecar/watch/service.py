@@ -31,7 +31,7 @@ from sidelight.sidecar.options.watch import WatchOptions, pages_of, reloaded
 from sidelight.sidecar.progress.reporter import Progress
 from sidelight.sidecar.run import manifest as manifests
 from sidelight.sidecar.run.phases import record, record_if_possible
-from sidelight.sidecar.watch.objectives import watched_objectives
+from sidelight.sidecar.watch.objectives import WatchedObjectives, watched_objectives
 from sidelight.sidecar.watch.page import draw_on, estimate_headroom_on, look, look_on, sending, served, summary_line
 from sidelight.sidecar.watch.processes import (
     Scraper,
@@ -106,6 +106,7 @@ async def _watch(
     run_directory.require_free(out)
     require_ports(options)
     pages = await asyncio.to_thread(pages_of, options)
+    objectives = await asyncio.to_thread(watched_objectives, options.slo, options.known, options.baseline)
     clock = anchor(wall_ns)
     page = LivePage()
     async with AsyncExitStack() as stack:
@@ -124,7 +125,7 @@ async def _watch(
             options=options,
             pages=pages,
             progress=progress,
-            view=stack.enter_context(_view(options, path, run_id, pages, browsers)),
+            view=stack.enter_context(_view(options, path, run_id, pages, browsers, objectives)),
             page=page,
             browsers=browsers,
             begun_ns=clock.now_ns(),
@@ -153,10 +154,22 @@ async def _watch(
         )
 
 
-def _view(options: WatchOptions, path: Path, run_id: str, pages: Sequence[str], browsers: Browsers) -> WatchView:
-    raw = path / run_directory.RAW
-    objectives = watched_objectives(options.slo, options.known)
-    return WatchView(raw, run_id=run_id, pages=pages, browsers=browsers, shard=options.shard, objectives=objectives)
+def _view(
+    options: WatchOptions,
+    path: Path,
+    run_id: str,
+    pages: Sequence[str],
+    browsers: Browsers,
+    objectives: WatchedObjectives,
+) -> WatchView:
+    return WatchView(
+        path / run_directory.RAW,
+        run_id=run_id,
+        pages=pages,
+        browsers=browsers,
+        shard=options.shard,
+        objectives=objectives,
+    )
 
 
 def _following(out: Path | None) -> Path | None:

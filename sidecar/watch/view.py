@@ -9,6 +9,7 @@ import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import thread_time
 from typing import TYPE_CHECKING, Any, Self
 
 from sidelight.correlator.live.breakdown import EndedRequests
@@ -181,6 +182,7 @@ class WatchView:
         )
         self._lately.take(ended, now_ns)
         self._objectives.traffic.take(ended, now_ns)
+        self._objectives.drift.traffic.take(ended, now_ns)
         if self._columns is not None:
             self._columns.known(requests, parts)
 
@@ -251,18 +253,25 @@ class WatchView:
             self._said = said(self._said, verdict, now_ns)
 
     def headroom_estimate(self, now_ns: int) -> Callable[[], float]:
-        """Return an estimation of the headroom by the requests of now.
+        """Return an estimation of headroom and drift by the requests of now.
 
         It may run beside a poll, and returns the CPU time that it took, s.
         """
         engines = sum(bool(engine.counts.engine) for engine in self._engines.views.values())
         finished_per_s = self._engines.flow_per_s()[0]
-        sample = self._objectives.traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)
+        sample, lately = (
+            traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)
+            for traffic in (self._objectives.traffic, self._objectives.drift.traffic)
+        )
+        if restarted_ns := self._restarts(now_ns).values():
+            self._objectives.drift.restarted_s = max(restarted_ns) / 1e9
 
         def estimate() -> float:
+            begun_s = thread_time()
             with self.failures.guard():
+                self._objectives.drift.follow(lately, sample, now_ns)
                 self._objectives.estimate_headroom(sample)
-            return self._objectives.headroom_cpu_s
+            return thread_time() - begun_s
 
         return estimate
 
@@ -270,6 +279,15 @@ class WatchView:
     def headroom(self) -> str:
         """Return the headroom in a sentence, "" without one."""
         return self._objectives.headroom.text
+
+    @property
+    def drift(self) -> list[str]:
+        """Return the engine's lasting changes in sentences."""
+        return self._objectives.drift.said()
+
+    def fresh_changes(self) -> list[str]:
+        """Return the engine's lasting changes in sentences, each once."""
+        return self._objectives.drift.fresh()
 
     def fresh_verdict(self) -> str:
         """Return the verdict in a line if its state is another than before, once; else ""."""
@@ -302,6 +320,8 @@ class WatchView:
                 whole_traces=self._requests.count.whole,
                 broken_traces=self._requests.count.broken.copy(),
                 headroom=self._objectives.headroom.ratios,
+                drift=self._objectives.drift.ratios(),
+                drift_since_s={part: change.since_s for part, change in self._objectives.drift.changes().items()},
                 read_to_s=self._exports.read_to_s,
             ),
         )
@@ -319,6 +339,7 @@ class WatchView:
             waiting_lately=self._engines.waiting_lately(waiting, now_ns),
             page_means_ms=self._engines.means_ms(),
             headroom=self.headroom,
+            drift=self.drift,
             breaks=list(self._breaks.values()),
             awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],

@@ -233,6 +233,8 @@ UNDRAWN = {
     "sidelight_client_input_tokens_total",
     "sidelight_client_inter_token_latency_seconds",
     "sidelight_client_requests_good_total",
+    "sidelight_drift_ratio",  # an alert carries it
+    "sidelight_drift_since_seconds",
     "sidelight_engine_e2e_latency_seconds",
     "sidelight_engine_feature",
     "sidelight_engine_feature_counted_total",

@@ -127,7 +127,7 @@ def fit(
         before = steps, prefills, speed
     if by_size is not None and isinstance(requests, SpannedRequests):
         return Missing("steps depend on the size of the batch, as with graphs, and spans show means of many alone")
-    sequences = _sizes(rows)
+    sequences = _sizes(rows.table)
     residuals = rows.residuals if by_size is None else rows.residuals - np.log(by_size[sequences])
     return EngineFit(
         speed=speed,
@@ -182,25 +182,59 @@ def _by_budget(
     return budget, prefills, rows
 
 
-def _rows(windows: StepWindows, steps: EngineSteps, prefills: Prefills) -> _Rows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLogs:
+    """Steps, or by spans decodes, against a fit [m]: when they ended, the logarithm of observed over fitted duration,
+    and the share of the fitted one that is prefill.
+    """
+
+    end_s: Floats
+    logs: Floats
+    prefill: Floats
+
+
+def against(fitted: EngineFit, requests: EngineRequests) -> StepLogs:
+    """Return the steps of other requests of the same engine against its fit."""
+    speed, before = fitted.speed, None
+    for _ in range(1 if isinstance(requests, StreamedRequests) else 3):
+        steps, windows = _steps(requests, fitted.budget, before)
+        frontend_s = float(np.median(fitted.frontend_s))
+        prefills = prefills_of(requests, steps, budget=fitted.budget, seats=fitted.seats, frontend_s=frontend_s)
+        before = steps, prefills, speed
+    table = _table(windows, steps, prefills)
+    by_size = 1.0 if fitted.by_size is None else fitted.by_size[np.minimum(_sizes(table), len(fitted.by_size) - 1)]
+    fitted_s = table @ [speed.step_s, speed.prefill_token_s, speed.sequence_s, speed.kv_token_s]
+    return StepLogs(
+        end_s=steps.end_s[windows.until],
+        logs=np.log(windows.duration_s / np.maximum(fitted_s * by_size, _SHORTEST_S)),
+        prefill=speed.prefill_token_s * table[:, 1] / np.maximum(fitted_s, _SHORTEST_S),
+    )
+
+
+def _table(windows: StepWindows, steps: EngineSteps, prefills: Prefills) -> Floats:
+    """Return the contents of windows a step [m, 4]: 1, prompt tokens, sequences, and tokens held."""
     sums = np.cumsum(
         [prefills.tokens, steps.decodes + prefills.prompts, steps.kv_tokens + prefills.held], axis=1, dtype=np.float64
     )
     within = sums[:, windows.until] - sums[:, windows.since]
     within[0] /= windows.steps
     within[1:] /= windows.until - windows.since
-    table = np.column_stack([np.ones(len(windows.until)), *within])
+    return np.column_stack([np.ones(len(windows.until)), *within])
+
+
+def _rows(windows: StepWindows, steps: EngineSteps, prefills: Prefills) -> _Rows:
+    table = _table(windows, steps, prefills)
     coefficients, residuals = _solve(table, windows.duration_s)
     return _Rows(windows=windows, table=table, coefficients=coefficients, residuals=residuals)
 
 
-def _sizes(rows: _Rows) -> Ints:
-    return np.asarray(np.rint(rows.table[:, 2]), np.int64)
+def _sizes(table: Floats) -> Ints:
+    return np.asarray(np.rint(table[:, 2]), np.int64)
 
 
 def _by_size(rows: _Rows) -> Floats | None:
     """Return factors on steps by their sequences, None where a line fits."""
-    sequences = _sizes(rows)
+    sequences = _sizes(rows.table)
     sizes = np.flatnonzero(np.bincount(sequences) >= _LEAST_OF_SIZE)
     biases = np.array([np.median(rows.residuals[sequences == size]) for size in sizes])
     if np.abs(biases).max(initial=0.0) <= _STRAIGHT:

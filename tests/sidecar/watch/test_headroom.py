@@ -30,14 +30,12 @@ from sidelight.twin.headroom import Headroom, TrafficSample
 COUNT = 400
 
 
-def watched(
-    path: Path, settings: EngineSettings, rate_per_s: float, slo: str, *, known: str = "", clients: bool = True
-) -> WatchView:
+def watched(path: Path, settings: EngineSettings, rate_per_s: float, slo: str, *, known: str = "") -> WatchView:
     """Return a view that has seen traffic and estimated its headroom."""
     prompts, outputs = lengths(COUNT, 0)
     exchanges = simulated(settings, prompts, outputs, at_s=arrivals(COUNT, rate_per_s, 0))
     with WatchView(path, run_id="r", read_s=inf, objectives=watched_objectives(slo, known)) as view:
-        view.headroom_estimate(watching(path, exchanges, view, clients=clients))()
+        view.headroom_estimate(watching(path, exchanges, view))()
     return view
 
 
@@ -90,12 +88,6 @@ def test_seats_that_did_not_show_leave_a_least_headroom(tmp_path: Path) -> None:
     assert "at least" in light.headroom
     assert "--known max-num-seqs" in light.headroom
     assert ratios(light) == {}
-
-
-def test_engines_spans_alone_will_do(tmp_path: Path) -> None:
-    view = watched(tmp_path, engine(), 4.5, "ttft_p99<2s", known="max-num-seqs=16", clients=False)
-    assert "TTFT p99 crosses" in view.headroom  # of a traffic that has paused since then
-    assert 1.0 < ratios(view)["estimate"] < 2.5
 
 
 @pytest.mark.parametrize(

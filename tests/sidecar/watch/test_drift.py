@@ -1,0 +1,126 @@
+"""A watch says since when its engine takes longer at equal batch and length."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from math import inf
+from pathlib import Path
+
+import pytest
+from played_runs import arrivals, engine, lengths, simulated
+from played_twins import GPU
+from processes import Ended
+from sent_spans import NOON, S
+from watched_traffic import exports_of, watched_directory
+
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
+from sidelight.sidecar.watch.objectives import watched_objectives
+from sidelight.sidecar.watch.panel import WatchState, panel_rows
+from sidelight.sidecar.watch.view import WatchView
+from sidelight.simulator.settings import SpeedProfile
+from sidelight.simulator.virtual import VirtualExchange
+
+MINUTE = 60
+RATE_PER_S = 0.25
+
+
+def traffic(begin_s: float, end_s: float, *, slower: float = 1.0) -> list[VirtualExchange]:
+    """Return requests of a time on an engine that takes so much longer for all of a step."""
+    at_s = begin_s + arrivals(round(1.2 * (end_s - begin_s) * RATE_PER_S), RATE_PER_S, round(begin_s))
+    at_s = at_s[at_s < end_s]
+    prompts, outputs = lengths(len(at_s), round(begin_s), prompt=200, output=25)
+    speed = SpeedProfile(
+        step_s=slower * GPU.step_s,
+        prefill_token_s=slower * GPU.prefill_token_s,
+        sequence_s=slower * GPU.sequence_s,
+        kv_token_s=slower * GPU.kv_token_s,
+        jitter_ratio=GPU.jitter_ratio,
+    )
+    return simulated(engine(speed=speed), prompts, outputs, at_s=at_s)
+
+
+@pytest.fixture(scope="module")
+def before() -> list[VirtualExchange]:
+    """Eighty minutes of an engine as it was."""
+    return traffic(0, 80 * MINUTE)
+
+
+@pytest.fixture(scope="module")
+def slower() -> list[VirtualExchange]:
+    """The quarter of an hour behind, of an engine that takes 8 % longer."""
+    return traffic(80 * MINUTE, 95 * MINUTE, slower=1.08)
+
+
+def watch(path: Path, exports: Iterable[ExportRecord], view: WatchView, *, begin: int, end: int) -> list[str]:
+    """Look at exports each minute of a time, and return what is said of changes."""
+    coming, said = deque(exports), []
+    with closing(SpanLog(path / "spans-000000.log")) as spans:
+        spans.append(StateRecord(at_ns=NOON + begin * MINUTE * S, state="started", counts=ReceiverCounts()))
+        for minute in range(begin + 1, end + 1):
+            now_ns = NOON + minute * MINUTE * S
+            while coming and coming[0].received_ns <= now_ns:
+                spans.append(coming.popleft())
+            view.poll(now_ns)
+            view.headroom_estimate(now_ns)()
+            said += view.fresh_changes()
+    return said
+
+
+def test_an_engine_that_takes_longer_is_said_once_and_shown(
+    tmp_path: Path, before: list[VirtualExchange], slower: list[VirtualExchange]
+) -> None:
+    """Since when, by how much, and that it did not restart; on the page with its begin, and in the panel."""
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
+        (said,) = watch(tmp_path, exports_of([*before, *slower]), view, begin=0, end=95)
+        page, state = view.snapshot(restarts=0).watch, _state(view, 95)
+    assert said.startswith("Since 23:33 UTC steps of the same batch take ")
+    assert said.endswith("the engine did not restart.")
+    assert page is not None
+    assert page.drift["step", "low"] < 1.08 < page.drift["step", "high"]
+    assert page.drift_since_s["step"] == pytest.approx(NOON / S + 80 * MINUTE, abs=3 * MINUTE)
+    assert "Since 23:33 UTC steps" in " ".join(str(block) for block in panel_rows(state))
+
+
+def test_nothing_is_said_of_an_engine_as_it_was(tmp_path: Path, before: list[VirtualExchange]) -> None:
+    """The ratio of an engine with a baseline is about one; before, there is none."""
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
+        exports = list(exports_of(before))
+        assert watch(tmp_path, exports, view, begin=0, end=79) == []
+        page = view.snapshot(restarts=0).watch
+    assert page is not None
+    assert page.drift["step", "low"] < 1.01
+    assert page.drift["step", "high"] > 0.99
+    assert page.drift_since_s == {}
+
+
+def test_another_watch_is_a_baseline(
+    tmp_path: Path, before: list[VirtualExchange], slower: list[VirtualExchange]
+) -> None:
+    """A change is said from the first minutes on."""
+    of_monday = watched_objectives(None, baseline=watched_directory(tmp_path / "monday", before))
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    with WatchView(raw, run_id="r", read_s=inf, objectives=of_monday) as view:
+        (said,) = watch(raw, exports_of(slower), view, begin=80, end=95)
+        page = view.snapshot(restarts=0).watch
+    assert "steps of the same batch take" in said
+    assert page is not None
+    assert page.drift["step", "low"] > 1.05
+
+
+def test_what_says_too_little_is_no_baseline(
+    tmp_path: Path, sidelight: Callable[..., Ended], slower: list[VirtualExchange]
+) -> None:
+    short = watched_directory(tmp_path / "short", slower)
+    with pytest.raises(ConfigurationError):
+        watched_objectives(None, baseline=short)
+    ended = sidelight("watch", "--baseline", short, "--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0")
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith("[watch.baseline]")
+
+
+def _state(view: WatchView, minute: int) -> WatchState:
+    return view.state(NOON + minute * MINUTE * S, elapsed_s=1.0, stale_s=9.0, restarts=0, receiver_down="")
