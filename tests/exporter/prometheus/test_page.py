@@ -127,7 +127,7 @@ CONTRACT = {
     "sidelight_requests_total": {"source"},
     "sidelight_breakdown_pending": set(),
     "sidelight_ttft_part_mean_seconds": {"part"},
-    **dict.fromkeys(("sidelight_ttft_largest_part_ratio", "sidelight_drift_since_seconds"), {"part"}),
+    **{name: {"part"} for name in ("sidelight_ttft_largest_part_ratio", "sidelight_drift_since_seconds")},
     "sidelight_breakdown_quality_total": {"quality"},
     "sidelight_gateway_requests_total": {"first_output"},
     "sidelight_breakdown_missing_total": {"reason"},
