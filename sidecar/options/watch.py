@@ -50,7 +50,6 @@ from sidelight.sidecar.options.fields import (
     time_option,
 )
 from sidelight.sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_remote_write, check_spans
-from sidelight.twin.scenario import settings_of
 
 LEAST_KEPT = "1MB"  # of logs
 LEAST_MEMORY = "128MB"  # what it takes before anything comes, and room for a forwarder's queue
@@ -209,7 +208,10 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     check_remote_write(options)
     check_bounds(options)
     check_slo(options.slo)
-    settings_of("--known", options.known)
+    if options.known:
+        from sidelight.twin.scenario import settings_of  # noqa: PLC0415  numpy, for which no help waits
+
+        settings_of("--known", options.known)
     if listen_address(options.listen) is None:
         raise ConfigurationError("option.value", "--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)
