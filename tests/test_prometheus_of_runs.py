@@ -256,6 +256,9 @@ NOTHING = {
     "not in what promtool fills in": {"CPU of our processes"},
     "some seconds do not tell how far the clocks differ": {"p99 of each part / API server"},
     "no client's span states tokens": {"Output tokens / s: client and engine / client"},
+    "it has no --slo, whose headroom is estimated each minute": {
+        "Requests / s: clients and engines / meets --slo up to ({{bound}})"
+    },
     "traces are whole, nothing is passed on": {
         "Requests / s whose client and engine are in two traces / {{service}} {{how}}",
         "Queue and prefill without a client's span",
@@ -328,6 +331,7 @@ def test_every_panel_of_a_watch_shows_something(seen: Seen) -> None:
     reasons = (
         "no client's span states tokens", "traces are whole, nothing is passed on",
         "some seconds do not tell how far the clocks differ",
+        "it has no --slo, whose headroom is estimated each minute",
     )  # fmt: skip
     assert unexpected(seen.watched, *reasons) == set()
 

@@ -15,7 +15,7 @@ from sidelight.rundir.clock import iso_ms
 from sidelight.rundir.columns import Floats, take
 from sidelight.rundir.stats import Missing
 from sidelight.twin.engine.fit import EngineFit, against, fit
-from sidelight.twin.engine.spans import SpannedRequests
+from sidelight.twin.engine.spans import SpannedRequests, from_origin
 
 MINUTE_S, LEAST_S = 60.0, 10.0  # of a look
 LEAST_MINUTES, BASELINE_MINUTES = 40, 60  # of a baseline
@@ -231,8 +231,7 @@ def between(requests: SpannedRequests, begin_s: float, end_s: float) -> tuple[Sp
     rows = (requests.submit_s >= begin_s) & (requests.submit_s < end_s) & (requests.last_s < end_s)
     some = take(requests, rows)
     origin_s = float(some.submit_s[0]) if len(some) else 0.0
-    moved = {name: getattr(some, name) - origin_s for name in ("submit_s", "first_s", "last_s")}
-    return replace(some, **moved), origin_s
+    return from_origin(some, origin_s), origin_s
 
 
 def said(part: str, change: LastingChange, restarted_s: float | None) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from sidelight.correlator.live.breakdown import EndedRequests
 from sidelight.loadgen.requests.slo.objectives import Objective
-from sidelight.loadgen.requests.table.log import RequestLog
-from sidelight.rundir.columns import Floats, concat
+from sidelight.rundir.columns import Floats, concat, take
 from sidelight.rundir.printable.numbers import figure, spoken
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import METRICS, QUANTILES, engine_of, misfit, refusal
 from sidelight.twin.engine.fit import fit
-from sidelight.twin.engine.spans import spanned_requests
+from sidelight.twin.engine.spans import SpannedRequests, from_origin, spanned_requests
 from sidelight.twin.model import LEAST_WHOLE
 from sidelight.twin.scenario import Scenario, Twin, predict
 
@@ -24,6 +24,7 @@ EVERY_S, MOST_SHARE = 60.0, 0.025  # of a core
 LAST_S, MOST = 900.0, 800  # requests: of more, plays take long
 _PLAYS, _STEP, _FAR, _REFINED = 5, 1.12, 4.0, 2
 _FLOW_S, _MOST_OTHERS, _EDGE = 60.0, 1.1, 10
+_BATCH_S = 10.0
 _BOUNDS = ("low", "estimate", "high")
 
 
@@ -38,33 +39,50 @@ class Headroom:
     ratios: Mapping[str, float] = field(default_factory=dict)
 
 
+class _SpannedBatch(NamedTuple):
+    """Requests that ended within _BATCH_S: those that spans show, in s Unix, and the number of all."""
+
+    at_ns: int
+    requests: SpannedRequests
+    logged: int
+
+
 @dataclass(slots=True)
 class RecentTraffic:
     """Requests of the last seconds: so many and a batch at most, and counts of all."""
 
     last_s: float = LAST_S
     most: int = MOST
-    _batches: deque[tuple[int, RequestLog, Floats]] = field(default_factory=deque)
+    _batches: deque[_SpannedBatch] = field(default_factory=deque)
     _counts: deque[tuple[int, int]] = field(default_factory=deque)
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
         """Add requests that ended."""
-        self._batches.append((now_ns, ended.requests, ended.parts.decode_s))
-        self._counts.append((now_ns, len(ended)))
+        requests, count, at_ns = spanned_requests(ended.requests, ended.parts.decode_s, origin_ns=0), len(ended), now_ns
+        log, counted = len(ended.requests), count
+        if self._counts and now_ns - self._counts[-1][0] < _BATCH_S * 1e9:
+            at_ns, before = self._counts.pop()
+            counted += before
+            if self._batches and self._batches[-1].at_ns == at_ns:
+                _, earlier, logged = self._batches.pop()
+                requests, log = concat([earlier, requests]), log + logged
+        self._batches.append(_SpannedBatch(at_ns, requests, log))
+        self._counts.append((at_ns, counted))
         while self._counts[0][0] < now_ns - self.last_s * 1e9:
             self._counts.popleft()
-        held = sum(len(log) for _, log, _ in self._batches)
-        while self._batches[0][0] < self._counts[0][0] or held - len(self._batches[0][1]) >= self.most:
-            held -= len(self._batches.popleft()[1])
+        held = sum(batch.logged for batch in self._batches)
+        while self._batches[0].at_ns < self._counts[0][0] or held - self._batches[0].logged >= self.most:
+            held -= self._batches.popleft().logged
 
     def sample(self, now_ns: int, *, engines: int, finished_per_s: float | None) -> TrafficSample:
         """Return the requests of now, beside the number of `engines` on pages and their rate."""
         begun_ns = self._counts[0][0] if self._counts else now_ns
         long_ns = now_ns - begun_ns
         minute_ns = min(round(_FLOW_S * 1e9), long_ns)
+        requests = concat([batch.requests for batch in self._batches]) if self._batches else None
         return TrafficSample(
-            logs=[log for _, log, _ in self._batches],
-            decodes_s=[decode_s for *_, decode_s in self._batches],
+            requests=requests and take(requests, np.argsort(requests.submit_s, kind="stable")),
+            count=sum(batch.logged for batch in self._batches),
             engines=engines,
             finished=(finished_per_s or 0.0) * minute_ns / 1e9,
             lately=sum(count for at_ns, count in self._counts if at_ns >= now_ns - minute_ns),
@@ -76,12 +94,12 @@ class RecentTraffic:
 class TrafficSample:
     """Requests of late, beside the state of pages.
 
-    These have `engines`, by which requests were `finished` in a minute in which `lately` ended by spans; `rate_per_s`
-    is that of a longer time, 0 where none was seen.
+    `requests` are those of `count` that spans show, by submission, s Unix. Pages have `engines`, by which requests were
+    `finished` in a minute in which `lately` ended by spans; `rate_per_s` is that of a longer time, 0 without one.
     """
 
-    logs: Sequence[RequestLog]
-    decodes_s: Sequence[Floats]
+    requests: SpannedRequests | None
+    count: int
     engines: int
     finished: float
     lately: int
@@ -112,13 +130,12 @@ class TrafficSample:
             return Missing(
                 f"in the last minute the engine finished {self.finished:.0f} requests, and spans speak of {self.lately}"
             )
-        if not self.logs:
+        if self.requests is None or not len(self.requests):
             return Missing("no request has ended")
-        log = concat(self.logs)
-        requests = spanned_requests(log, np.concatenate(self.decodes_s))
-        if len(requests) < LEAST_WHOLE * len(log):
+        requests = from_origin(self.requests, float(self.requests.submit_s[0]))
+        if len(requests) < LEAST_WHOLE * self.count:
             return Missing(
-                f"of the last {len(log)} requests {len(requests)} succeeded and have a known first token, prompt and "
+                f"of the last {self.count} requests {len(requests)} succeeded and have a known first token, prompt and "
                 "output, and all others took steps that are not seen"
             )
         fitted = fit(requests, budget=known.get("max-num-batched-tokens"), seats=known.get("max-num-seqs"))

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from sidelight.correlator.opening import WatchRun, open_run
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.clock import time_of_day_ns
-from sidelight.rundir.columns import concat
 from sidelight.rundir.stats import Missing
 from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued, history_of, said
-from sidelight.twin.engine.spans import spanned_requests
+from sidelight.twin.engine.spans import from_origin, spanned_requests
 from sidelight.twin.headroom import RecentTraffic, TrafficSample
 
 FIRST_S = 900.0  # of a watch: what the engine's steps are fitted to
@@ -37,7 +34,7 @@ class WatchedEngine:
     def follow(self, lately: TrafficSample, of_twin: TrafficSample, now_ns: int) -> None:
         """Add the minute since the last time."""
         self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
-        if lately.engines > 1 or not lately.logs:
+        if lately.engines > 1 or lately.requests is None:
             return
         if self.history is None and self.baseline is not None:
             self.history = replace(self.baseline, until_s=self._begun_ns / 1e9)
@@ -45,10 +42,8 @@ class WatchedEngine:
             twin = of_twin.twin({})
             self.history = None if isinstance(twin, Missing) else begun(twin.fitted, now_ns / 1e9)
         if self.history is not None:
-            origin_ns = now_ns - round(_LAST_S * 1e9)
-            decode_s = np.concatenate(lately.decodes_s)
-            requests = spanned_requests(concat(lately.logs), decode_s, origin_ns=origin_ns)
-            self.history = continued(self.history, requests, origin_ns / 1e9, now_ns / 1e9)
+            origin_s = now_ns / 1e9 - _LAST_S
+            self.history = continued(self.history, from_origin(lately.requests, origin_s), origin_s, now_ns / 1e9)
 
     def changes(self) -> dict[str, LastingChange]:
         """Return the changes that last, by part."""

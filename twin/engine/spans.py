@@ -6,7 +6,7 @@ between two of them the batch is the same, so that steps of the duration fitted 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,6 +53,12 @@ def spanned_requests(
         first_s=first_s,
         last_s=np.where(used.output_tokens > 1, first_s + decode_s[order], first_s),
     )
+
+
+def from_origin(requests: SpannedRequests, origin_s: float) -> SpannedRequests:
+    """Return requests with times that count from another moment."""
+    moved = {name: getattr(requests, name) - origin_s for name in ("submit_s", "first_s", "last_s")}
+    return replace(requests, **moved)
 
 
 def laid_steps(

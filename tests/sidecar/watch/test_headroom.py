@@ -94,7 +94,7 @@ def test_seats_that_did_not_show_leave_a_least_headroom(tmp_path: Path) -> None:
     ("changes", "reason"), [({"engines": 2}, "2 engines"), ({"finished": 90.0}, "spans speak of 9"), ({}, "no request")]
 )
 def test_where_nothing_can_be_predicted_the_reason_is_given(changes: dict[str, object], reason: str) -> None:
-    nothing = TrafficSample(logs=[], decodes_s=[], engines=1, finished=9.0, lately=9, rate_per_s=0.0)
+    nothing = TrafficSample(requests=None, count=0, engines=1, finished=9.0, lately=9, rate_per_s=0.0)
     sample = replace(nothing, **changes)
     assert reason in sample.headroom(parse_slo("ttft_p99<2s").objectives, {}, Headroom()).text
     assert "no objective" in sample.headroom(parse_slo("error_rate<1%").objectives, {}, Headroom()).text
