@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from played_runs import NETWORK_S, engine, lengths
-from played_twins import GPU
+from played_runs import lengths
+from played_twins import slowing
 
 from sidelight.rundir.columns import Floats, take
-from sidelight.simulator.settings import SpeedProfile
 from sidelight.twin.drift import begun, between, continued, said
 from sidelight.twin.engine.fit import EngineFit, fit
-from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.spans import SpannedRequests
 
 RATE_PER_S, DAY_S, SWING = 5.0, 86_400.0, 0.5
@@ -40,27 +38,7 @@ def traffic(hours: float, slower: float, seed: int) -> SpannedRequests:
     """Return the requests of an engine that is slower from two thirds of the time on."""
     at_s = arrivals(hours, seed)
     prompts, outputs = lengths(len(at_s), seed)
-    first_s, last_s = np.empty(len(at_s)), np.empty(len(at_s))
-    none = np.zeros(len(at_s), np.int64)
-    for rows, factor in ((at_s < 2400 * hours, 1.0), (at_s >= 2400 * hours, slower)):
-        speed = SpeedProfile(
-            step_s=factor * GPU.step_s,
-            prefill_token_s=factor * GPU.prefill_token_s,
-            sequence_s=factor * GPU.sequence_s,
-            kv_token_s=factor * GPU.kv_token_s,
-            jitter_ratio=GPU.jitter_ratio,
-        )
-        load = EngineLoad(
-            prompt_tokens=prompts[rows],
-            cached_tokens=none[rows],
-            output_tokens=outputs[rows],
-            arrival_s=at_s[rows] + NETWORK_S,
-        )
-        times = play(load, engine(max_num_seqs=64, speed=speed), seed=seed)
-        first_s[rows], last_s[rows] = times.first_s + NETWORK_S, times.last_s + NETWORK_S
-    return SpannedRequests(
-        submit_s=at_s, prompt_tokens=prompts, cached_tokens=none, output_tokens=outputs, first_s=first_s, last_s=last_s
-    )
+    return slowing(at_s, prompts, outputs, changed_s=2400 * hours, slower=slower, seats=64, seed=seed)
 
 
 def main() -> None:

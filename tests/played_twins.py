@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from played_runs import NETWORK_S, arrivals
+from played_runs import NETWORK_S, arrivals, engine
 
 from sidelight.loadgen.plan.arrivals import Arrival
-from sidelight.rundir.columns import Floats
+from sidelight.rundir.columns import Floats, Ints
 from sidelight.simulator.settings import EngineSettings, SpeedProfile
 from sidelight.twin.check import Misfit, engine_of, latencies_ms, misfit, quantiles_of
 from sidelight.twin.engine.fit import EngineFit, EngineRequests, fit
@@ -17,6 +17,37 @@ from sidelight.twin.scenario import Twin
 
 GPU = SpeedProfile(step_s=12e-3, prefill_token_s=30e-6, sequence_s=50e-6, kv_token_s=0.05e-6, jitter_ratio=0.03)
 POISSON = Arrival(kind="poisson", rate_per_s=1.0)
+
+
+def longer(factor: float) -> SpeedProfile:
+    """Return the speed of an engine whose steps take so many times as long as GPU's, whatever is in them."""
+    return SpeedProfile(
+        step_s=factor * GPU.step_s,
+        prefill_token_s=factor * GPU.prefill_token_s,
+        sequence_s=factor * GPU.sequence_s,
+        kv_token_s=factor * GPU.kv_token_s,
+        jitter_ratio=GPU.jitter_ratio,
+    )
+
+
+def slowing(
+    at_s: Floats, prompts: Ints, outputs: Ints, *, changed_s: float, slower: float, seats: int, seed: int | None = None
+) -> SpannedRequests:
+    """Return the requests of an engine whose steps take so many times as long from a moment on."""
+    first_s, last_s = np.empty(len(at_s)), np.empty(len(at_s))
+    none = np.zeros(len(at_s), np.int64)
+    for rows, factor in ((at_s < changed_s, 1.0), (at_s >= changed_s, slower)):
+        load = EngineLoad(
+            prompt_tokens=prompts[rows],
+            cached_tokens=none[rows],
+            output_tokens=outputs[rows],
+            arrival_s=at_s[rows] + NETWORK_S,
+        )
+        times = play(load, engine(max_num_seqs=seats, speed=longer(factor)), seed=seed)
+        first_s[rows], last_s[rows] = times.first_s + NETWORK_S, times.last_s + NETWORK_S
+    return SpannedRequests(
+        submit_s=at_s, prompt_tokens=prompts, cached_tokens=none, output_tokens=outputs, first_s=first_s, last_s=last_s
+    )
 
 
 def fitted(requests: EngineRequests, **known: int) -> EngineFit:

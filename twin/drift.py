@@ -14,7 +14,7 @@ import numpy as np
 from sidelight.rundir.clock import iso_ms
 from sidelight.rundir.columns import Floats, take
 from sidelight.rundir.stats import Missing
-from sidelight.twin.engine.fit import EngineFit, against, fit
+from sidelight.twin.engine.fit import EngineFit, against, fit, spread
 from sidelight.twin.engine.spans import SpannedRequests, from_origin
 
 MINUTE_S, LEAST_S = 60.0, 10.0  # of a look
@@ -81,9 +81,8 @@ def baseline_of(minutes: Minutes) -> Baseline | Missing:
         return Missing(f"{len(known)} minutes with requests, and a baseline needs {LEAST_MINUTES}")
     blocks = known[: len(known) // _BLOCK * _BLOCK].reshape(-1, _BLOCK).mean(axis=1)
     middle = float(np.median(known))
-    alone = 1.4826 * float(np.median(np.abs(known - middle)))
     together = float(blocks.std(ddof=1)) * _BLOCK**0.5
-    return Baseline(mean=middle, sd=max(_LEAST_SD, alone, together), blocks=len(blocks))
+    return Baseline(mean=middle, sd=max(_LEAST_SD, spread(known), together), blocks=len(blocks))
 
 
 def drift_of(minutes: Minutes, baseline: Baseline, least: float = LEAST_DRIFT) -> LastingChange | None:

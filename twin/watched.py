@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +22,8 @@ _LAST_S, _MOST = 420.0, 6000  # requests: a minute of 100 requests/s that last s
 class WatchedEngine:
     """Drift of a watch's engine: its history, None until the twin of its first quarter of an hour is known.
 
-    A `baseline` is the history of a recorded watch. The last restart is remembered, s Unix.
+    A `baseline` is the history of a recorded watch. `changes` are those that last, by part, as of the last minute that
+    was followed. The last restart is remembered, s Unix.
     """
 
     baseline: EngineHistory | None = None
@@ -29,6 +31,7 @@ class WatchedEngine:
     restarted_s: float | None = None
     traffic: RecentTraffic = field(default_factory=lambda: RecentTraffic(last_s=_LAST_S, most=_MOST))
     _begun_ns: int | None = None
+    changes: Mapping[str, LastingChange] = field(default_factory=dict)
     _said: set[tuple[str, float]] = field(default_factory=set)
 
     def follow(self, lately: TrafficSample, of_twin: TrafficSample, now_ns: int) -> None:
@@ -44,20 +47,18 @@ class WatchedEngine:
         if self.history is not None:
             origin_s = now_ns / 1e9 - _LAST_S
             self.history = continued(self.history, from_origin(lately.requests, origin_s), origin_s, now_ns / 1e9)
-
-    def changes(self) -> dict[str, LastingChange]:
-        """Return the changes that last, by part."""
-        return {} if self.history is None else self.history.changes()
+            self.changes = self.history.changes()
 
     def said(self) -> list[str]:
         """Return these changes in sentences."""
-        return [said(part, change, self.restarted_s) for part, change in self.changes().items()]
+        return [said(part, change, self.restarted_s) for part, change in self.changes.items()]
 
     def fresh(self) -> list[str]:
         """Return the sentences of changes that were not returned before."""
-        changes = self.changes()
-        begins = {(part, change.since_s): part for part, change in changes.items()}
-        new = [said(part, changes[part], self.restarted_s) for key, part in begins.items() if key not in self._said]
+        begins = {(part, change.since_s): part for part, change in self.changes.items()}
+        new = [
+            said(part, self.changes[part], self.restarted_s) for key, part in begins.items() if key not in self._said
+        ]
         self._said = set(begins)
         return new
 

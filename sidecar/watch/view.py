@@ -321,7 +321,7 @@ class WatchView:
                 broken_traces=self._requests.count.broken.copy(),
                 headroom=self._objectives.headroom.ratios,
                 drift=self._objectives.drift.ratios(),
-                drift_since_s={part: change.since_s for part, change in self._objectives.drift.changes().items()},
+                drift_since_s={part: change.since_s for part, change in self._objectives.drift.changes.items()},
                 read_to_s=self._exports.read_to_s,
             ),
         )

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_runs import NETWORK_S, arrivals, engine, lengths
-from played_twins import GPU, fitted
+from played_runs import arrivals, lengths
+from played_twins import fitted, slowing
 
 from sidelight.rundir.columns import Floats
 from sidelight.rundir.stats import Missing
-from sidelight.simulator.settings import SpeedProfile
 from sidelight.twin.drift import (
     LEAST_MINUTES,
     LEAST_VALUES,
@@ -32,7 +31,6 @@ from sidelight.twin.drift import (
     said,
     split_mean,
 )
-from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.spans import SpannedRequests
 
 DAY = 24 * 60
@@ -137,27 +135,7 @@ def traffic(*, slower: float = 1.0, longer: float = 1.0) -> SpannedRequests:
     at_s = arrivals(round(ENDED_S * RATE_PER_S), RATE_PER_S, 3)
     prompts, outputs = lengths(len(at_s), 5)
     prompts = np.where(at_s >= CHANGED_S, (longer * prompts).astype(np.int64), prompts)
-    first_s, last_s = np.empty(len(at_s)), np.empty(len(at_s))
-    for rows, factor in ((at_s < CHANGED_S, 1.0), (at_s >= CHANGED_S, slower)):
-        speed = SpeedProfile(
-            step_s=factor * GPU.step_s,
-            prefill_token_s=factor * GPU.prefill_token_s,
-            sequence_s=factor * GPU.sequence_s,
-            kv_token_s=factor * GPU.kv_token_s,
-            jitter_ratio=GPU.jitter_ratio,
-        )
-        load = EngineLoad(
-            prompt_tokens=prompts[rows],
-            cached_tokens=np.zeros(rows.sum(), np.int64),
-            output_tokens=outputs[rows],
-            arrival_s=at_s[rows] + NETWORK_S,
-        )
-        times = play(load, engine(max_num_seqs=32, speed=speed))
-        first_s[rows], last_s[rows] = times.first_s + NETWORK_S, times.last_s + NETWORK_S
-    none = np.zeros(len(at_s), np.int64)
-    return SpannedRequests(
-        submit_s=at_s, prompt_tokens=prompts, cached_tokens=none, output_tokens=outputs, first_s=first_s, last_s=last_s
-    )
+    return slowing(at_s, prompts, outputs, changed_s=CHANGED_S, slower=slower, seats=32)
 
 
 def followed(requests: SpannedRequests, until_s: float) -> EngineHistory:

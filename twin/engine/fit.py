@@ -261,10 +261,10 @@ def _solve(table: Floats, duration_s: Floats) -> tuple[Floats, Floats]:
 def _weight(residuals: Floats) -> Floats:
     """Return Huber's weights of rows [m], to be multiplied into both sides."""
     apart = np.maximum(np.abs(residuals - np.median(residuals)), 1e-12)
-    return np.asarray(np.sqrt(np.minimum(1.0, _HUBER * _spread(residuals) / apart)))
+    return np.asarray(np.sqrt(np.minimum(1.0, _HUBER * spread(residuals) / apart)))
 
 
-def _spread(residuals: Floats) -> float:
+def spread(residuals: Floats) -> float:
     """Return a standard deviation that outliers do not move."""
     return max(1e-9, 1.4826 * float(np.median(np.abs(residuals - np.median(residuals)))))
 
@@ -276,7 +276,7 @@ def _speed(rows: _Rows) -> SpeedProfile:
         prefill_token_s=prefill_token_s,
         sequence_s=sequence_s,
         kv_token_s=kv_token_s,
-        jitter_ratio=_spread(rows.residuals * np.sqrt(rows.windows.steps)),  # a mean of steps differs less than a step
+        jitter_ratio=spread(rows.residuals * np.sqrt(rows.windows.steps)),  # a mean of steps differs less than a step
     )
 
 

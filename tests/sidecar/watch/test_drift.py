@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from played_runs import arrivals, engine, lengths, simulated
-from played_twins import GPU
+from played_twins import longer
 from processes import Ended
 from sent_spans import NOON, S
 from watched_traffic import exports_of, watched_directory
@@ -20,7 +20,6 @@ from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, S
 from sidelight.sidecar.watch.objectives import watched_objectives
 from sidelight.sidecar.watch.panel import WatchState, panel_rows
 from sidelight.sidecar.watch.view import WatchView
-from sidelight.simulator.settings import SpeedProfile
 from sidelight.simulator.virtual import VirtualExchange
 
 MINUTE = 60
@@ -32,14 +31,7 @@ def traffic(begin_s: float, end_s: float, *, slower: float = 1.0) -> list[Virtua
     at_s = begin_s + arrivals(round(1.2 * (end_s - begin_s) * RATE_PER_S), RATE_PER_S, round(begin_s))
     at_s = at_s[at_s < end_s]
     prompts, outputs = lengths(len(at_s), round(begin_s), prompt=200, output=25)
-    speed = SpeedProfile(
-        step_s=slower * GPU.step_s,
-        prefill_token_s=slower * GPU.prefill_token_s,
-        sequence_s=slower * GPU.sequence_s,
-        kv_token_s=slower * GPU.kv_token_s,
-        jitter_ratio=GPU.jitter_ratio,
-    )
-    return simulated(engine(speed=speed), prompts, outputs, at_s=at_s)
+    return simulated(engine(speed=longer(slower)), prompts, outputs, at_s=at_s)
 
 
 @pytest.fixture(scope="module")
