@@ -42,11 +42,13 @@ def spans_of(number: int, exchange: VirtualExchange) -> tuple[Span, Span]:
     )
 
 
-def exports_of(exchanges: Sequence[VirtualExchange]) -> Iterator[ExportRecord]:
+def exports_of(exchanges: Sequence[VirtualExchange], *, clients: bool = True) -> Iterator[ExportRecord]:
     """Yield an export a second, with the spans that ended in it."""
     ended: dict[int, list[Span]] = {}
     for number, exchange in enumerate(exchanges):
-        ended.setdefault((exchange.end_ns - NOON) // S + 1, []).extend(spans_of(number, exchange))
+        ended.setdefault((exchange.end_ns - NOON) // S + 1, []).extend(
+            spans_of(number, exchange)[0 if clients else 1 :]
+        )
     for second in sorted(ended):
         yield export(ended[second], at_s=second)
 
@@ -61,14 +63,15 @@ def watched_directory(path: Path, exchanges: Sequence[VirtualExchange]) -> Path:
     return path
 
 
-def watching(path: Path, exchanges: Sequence[VirtualExchange], view: WatchView) -> int:
+def watching(path: Path, exchanges: Sequence[VirtualExchange], view: WatchView, *, clients: bool = True) -> int:
     """Let a view of a folder see traffic as it comes, and return the moment after it."""
     with closing(SpanLog(path / "spans-000000.log")) as spans:
         polled_ns = NOON
-        for record in exports_of(exchanges):
+        for record in exports_of(exchanges, clients=clients):
             spans.append(record)
             if record.received_ns > polled_ns + 5 * S:
                 polled_ns = record.received_ns
                 view.poll(polled_ns)
-    view.poll(polled_ns + 5 * S)
-    return polled_ns + 5 * S
+    after_ns = polled_ns + (5 if clients else 60) * S
+    view.poll(after_ns)
+    return after_ns

@@ -41,7 +41,8 @@ _SOURCES = {"trace": "trace", "id": "request id", "time": SPAN_BY_TIME}
 class EndedRequests:
     """n requests that ended: `parts` break down the TTFT, `whole` the time to the end of the client's span.
 
-    `requests` are what the clients' spans say of them, `attribution` the estimates where there is no engine's span.
+    `requests` are what the clients' spans say of them, or without one the engine's, with no status; `attribution` the
+    estimates where there is no engine's span.
     reason[n]: why the TTFT was not broken down, one of REASONS; "" where it was. In `whole`, network and gateway are
     what the whole took longer than in the engine; there is no TTFT in it. Of a contradiction neither is known.
     """
@@ -103,6 +104,7 @@ def break_down_ended(requests: Sequence[TracedRequest], late: EngineClocks | Non
     _discard(whole, inconsistent | engine_only)
     whole = _with_decode(whole, parts)
     reason = _reasons(requests, parts, joined, inconsistent)
+    _stamp_by_engine(clients, joined, engine_only)
     return EndedRequests(requests=clients, attribution=no_estimates, parts=parts, whole=whole, reason=reason)
 
 
@@ -164,6 +166,13 @@ def _with_tokens(clients: RequestLog, joined: Joined, spans: EngineSpans) -> Req
         counts[rows] = getattr(spans, name)[joined.place[rows]]
     clients.output_tokens_source[clients.output_tokens >= 0] = "usage"
     return clients
+
+
+def _stamp_by_engine(clients: RequestLog, joined: Joined, engine_only: Bools) -> None:
+    """Set the stamps of requests without a client's span to those of their only engine."""
+    rows = np.flatnonzero(engine_only & (joined.place >= 0) & (joined.next_place < 0) & np.isfinite(joined.ttft_s))
+    clients.submit_ns[rows], clients.end_ns[rows] = joined.arrival_ns[rows], joined.end_ns[rows]
+    clients.first_token_ns[rows] = joined.arrival_ns[rows] + np.rint(1e9 * joined.ttft_s[rows]).astype(np.int64)
 
 
 def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> tuple[Joined, EngineSpans]:

@@ -33,11 +33,11 @@ def spanned_requests(
 ) -> SpannedRequests:
     """Return the last requests with a known prompt, output and first token, `most` at most.
 
-    Their times count from `origin_ns`, or from the first of them. `decode_s` is the engine's from first to last token;
-    where it is NaN, the end of the client's span is the last's.
+    Those without a status are by their engine's span. Times count from `origin_ns`, or from the first of them.
+    `decode_s` is the engine's from first to last token; where it is NaN, the end of the client's span is the last's.
     """
     decode_s = np.where(np.isfinite(decode_s), decode_s, (log.end_ns - log.first_token_ns) / 1e9)
-    usable = (log.status == "ok") & (log.submit_ns >= 0) & (log.first_token_ns >= log.submit_ns)
+    usable = np.isin(log.status, ("ok", "")) & (log.submit_ns >= 0) & (log.first_token_ns >= log.submit_ns)
     usable &= (log.input_tokens > 0) & (log.output_tokens > 0) & ((decode_s > 0) | (log.output_tokens == 1))
     order = np.flatnonzero(usable)
     order = order[np.argsort(log.submit_ns[order], kind="stable")][-(most or len(order)) :]
