@@ -12,6 +12,7 @@ from sidelight.rundir.frames import FrameLog
 from sidelight.rundir.printable.masking import blanked
 
 WATCHED = "watched"  # what a watch had counted at its end
+ESTIMATED = "estimated"  # headroom and changes of a watched engine, as they were said then
 CLOCK_LEFT = "clock_left"  # the wall clock was set by `moved_ns`, and stamps go on by the time before
 WRITING = "prometheus_writing"  # a server is being sent the series up to then, and may get them
 WRITTEN = "prometheus_written"  # up to when a server has the series of the run, sent while it went

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from played_runs import NETWORK_S, arrivals, engine
 
+from sidelight.correlator.breakdown import break_down
+from sidelight.correlator.estimate.table import nothing
+from sidelight.correlator.exact.table import unjoined
+from sidelight.correlator.live.breakdown import EndedRequests
 from sidelight.loadgen.plan.arrivals import Arrival
-from sidelight.rundir.columns import Floats, Ints
+from sidelight.loadgen.requests.table.log import unknown_requests
+from sidelight.rundir.columns import Floats, Ints, same_text
 from sidelight.simulator.settings import EngineSettings, SpeedProfile
 from sidelight.twin.check import Misfit, engine_of, latencies_ms, misfit, quantiles_of
 from sidelight.twin.engine.fit import EngineFit, EngineRequests, fit
@@ -48,6 +55,28 @@ def slowing(
     return SpannedRequests(
         submit_s=at_s, prompt_tokens=prompts, cached_tokens=none, output_tokens=outputs, first_s=first_s, last_s=last_s
     )
+
+
+def ended(requests: SpannedRequests) -> EndedRequests:
+    """Return requests as a watch has them when they end; their times are s Unix."""
+    count = len(requests)
+    log = replace(
+        unknown_requests(count),
+        status=same_text("ok", count),
+        submit_ns=_ns(requests.submit_s),
+        first_token_ns=_ns(requests.first_s),
+        end_ns=_ns(requests.last_s),
+        input_tokens=requests.prompt_tokens,
+        cached_tokens=requests.cached_tokens,
+        output_tokens=requests.output_tokens,
+    )
+    unknown = nothing(count, "")
+    parts = break_down(log, unjoined(count), unknown)
+    return EndedRequests(requests=log, attribution=unknown, parts=parts, whole=parts, reason=same_text("", count))
+
+
+def _ns(at_s: Floats) -> Ints:
+    return np.rint(1e9 * at_s).astype(np.int64)
 
 
 def fitted(requests: EngineRequests, **known: int) -> EngineFit:

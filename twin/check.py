@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.printable.numbers import duration
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings
 from sidelight.twin.engine.fit import EngineFit, EngineRequests, fit
@@ -105,11 +106,17 @@ def misfit(requests: EngineRequests, fitted: EngineFit, engine: EngineSettings) 
     """
     cut_s = _FITTED_SHARE * float(requests.last_s.max())
     early = fit(requests, budget=fitted.budget, seats=fitted.seats, until_s=cut_s)
-    if isinstance(early, Missing):
-        return Missing(f"in the first 60 % of the time {early.reason}")
     later = requests.submit_s >= cut_s
-    if later.sum() < _PLAYS:
-        return Missing(f"{int(later.sum())} requests were sent in the last 40 % of the time")
+    if isinstance(early, Missing) or later.sum() < _PLAYS:
+        wait_s = float(np.median(requests.first_s - requests.submit_s))
+        if wait_s > cut_s / 3:
+            return Missing(
+                f"requests waited {duration(wait_s)} for their first token, and {duration(cut_s / _FITTED_SHARE)} of "
+                "traffic were looked at, too few to fit and test: the engine is overloaded; give it less, or a replica"
+            )
+        if isinstance(early, Missing):
+            return Missing(f"in the first 60 % of the time {early.reason}")
+        return Missing(f"{int(later.sum())} requests were sent in the last 40 % of the time, which test the fit")
     engine = replace(engine, speed=early.speed)
     played = [quantiles_of(replayed(requests, engine, early, seed=seed)[:, later]) for seed in range(_PLAYS)]
     observed = quantiles_of(observed_ms(requests)[:, later])

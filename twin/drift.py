@@ -177,10 +177,9 @@ def continued(history: EngineHistory, requests: SpannedRequests, origin_s: float
     `requests` are the last that ended, in seconds from `origin_s`, Unix. Of times whose requests may go on, or came
     before these, steps had sequences that are not known.
     """
-    lasts_s = requests.last_s - requests.submit_s
-    late_s = min(_MOST_LATE_S, float(np.quantile(lasts_s, _LATE))) if len(lasts_s) else 0.0
     if len(requests) < LEAST_VALUES:
         return history
+    late_s = min(_MOST_LATE_S, float(np.quantile(requests.last_s - requests.submit_s, _LATE)))
     begin_s = max(history.until_s, origin_s + float(requests.submit_s[0]) + late_s)
     end_s = now_s - late_s
     if end_s - begin_s < LEAST_S:
@@ -233,13 +232,18 @@ def between(requests: SpannedRequests, begin_s: float, end_s: float) -> tuple[Sp
     return from_origin(some, origin_s), origin_s
 
 
+def time_of_day(at_s: float) -> str:
+    """Return hour and minute in UTC of a moment, s Unix."""
+    return iso_ms(round(at_s * 1e9))[11:16]
+
+
 def said(part: str, change: LastingChange, restarted_s: float | None) -> str:
     """Return a change in a sentence; `restarted_s` is when the engine last did, s Unix, None where it never did."""
     more = change.ratio >= 1
     least, most = sorted(max(0.0, 100 * (each - 1) * (1 if more else -1)) for each in (change.low, change.high))
     middle = abs(100 * (change.ratio - 1))
     by = f"{middle:.1f} % {'longer' if more else 'shorter'} ({least:.1f} to {most:.1f} %)"
-    since = f"Since {iso_ms(round(change.since_s * 1e9))[11:16]} UTC {PARTS[part]} {by}"
+    since = f"Since {time_of_day(change.since_s)} UTC {PARTS[part]} {by}"
     if part in OF_TRAFFIC:
         return f"{since}: that is the traffic, and at equal batch and length it changes nothing."
     if restarted_s is not None and abs(restarted_s - change.since_s) <= _RESTART_S:

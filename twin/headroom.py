@@ -14,10 +14,9 @@ from sidelight.loadgen.requests.slo.objectives import Objective
 from sidelight.rundir.columns import Floats, concat, take
 from sidelight.rundir.printable.numbers import figure, spoken
 from sidelight.rundir.stats import Missing
-from sidelight.twin.check import METRICS, QUANTILES, engine_of, misfit, refusal
-from sidelight.twin.engine.fit import fit
+from sidelight.twin.check import METRICS, QUANTILES
 from sidelight.twin.engine.spans import SpannedRequests, from_origin, spanned_requests
-from sidelight.twin.model import LEAST_WHOLE
+from sidelight.twin.model import LEAST_WHOLE, tested_twin
 from sidelight.twin.scenario import Scenario, Twin, predict
 
 EVERY_S, MOST_SHARE = 60.0, 0.025  # of a core
@@ -138,24 +137,7 @@ class TrafficSample:
                 f"of the last {self.count} requests {len(requests)} succeeded and have a known first token, prompt and "
                 "output, and all others took steps that are not seen"
             )
-        fitted = fit(requests, budget=known.get("max-num-batched-tokens"), seats=known.get("max-num-seqs"))
-        if isinstance(fitted, Missing):
-            return fitted
-        engine = engine_of(fitted, kv_blocks=known.get("kv-blocks"))
-        missed = misfit(requests, fitted, engine)
-        if isinstance(missed, Missing):
-            return missed
-        if reason := refusal(requests, fitted, missed):
-            return Missing(reason)
-        return Twin(
-            requests=requests,
-            fitted=fitted,
-            engine=engine,
-            missed=missed,
-            arrival=None,
-            concurrency=None,
-            duration_s=float(requests.submit_s[-1]) * len(requests) / (len(requests) - 1),
-        )
+        return tested_twin(requests, known)
 
 
 @dataclass(slots=True)

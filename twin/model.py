@@ -1,6 +1,9 @@
-"""The twin of a recorded run: its requests, its engine's fit and test, and its traffic."""
+"""The twin of requests: its engine's fit and test, and its traffic; and that of a recorded run."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,47 +20,85 @@ from sidelight.twin.scenario import Twin
 
 #: Of the requests that were sent: others took steps that the fit cannot see.
 LEAST_WHOLE, MOST_OTHERS = 0.95, 1.05
+NO_CLIENTS = (
+    "no client or gateway before the engine sent spans. Let one send them, with the time of the first token; from the "
+    "engine's spans alone `watch --slo` says the headroom"
+)
+FIRST_TOKENS = "clients' spans need the time of the first token, and they or the engine's the counts of tokens"
+STREAMED = "run with streaming, known counts of tokens, and a load at which requests succeed"
+OF_WATCH = "15 minutes or more of traffic that one engine serves alone; or `sidelight capture`, and a run of its trace"
+OF_RUN = (
+    "a run of a minute or more at an open rate (run --rate 4 --duration 60s) against one engine that does nothing "
+    "else, on a machine of its own"
+)
 _PROCESSES = ("poisson", "uniform", "gamma", "burst")
 
 
-def twin_of(
-    run: Run, finished: float, *, seats: int | None = None, budget: int | None = None, kv_blocks: int | None = None
-) -> Twin | Missing:
+def twin_of(run: Run, finished: float, known: Mapping[str, int]) -> Twin | Missing:
     """Return the twin of a run, or the reason against predictions.
 
-    `finished` are the requests that engines' pages counted in the measured window, 0 where none does. Known limits of
-    the engine are taken as they are.
+    `finished` are the requests that engines' pages counted in the measured window, 0 where none does; `known` are
+    settings of the engine.
     """
     requests = _requests(run)
     if reason := _unfit(run, requests, finished):
         return Missing(reason)
-    requests = _requests(run, most=MOST_SPANNED)
-    fitted = fit(requests, budget=budget, seats=seats)
-    if isinstance(fitted, Missing):
-        return fitted
-    if seats is not None and seats < fitted.seen.sequences:
-        return Missing(f"max-num-seqs={seats} is stated, and the run had {fitted.seen.sequences} sequences in a step")
-    engine = engine_of(fitted, kv_blocks=kv_blocks)
-    missed = misfit(requests, fitted, engine)
-    if isinstance(missed, Missing):
-        return missed
-    if reason := refusal(requests, fitted, missed):
-        return Missing(reason)
-    config = run.manifest["config"]
-    measured = requests
-    if isinstance(requests, StreamedRequests):
+    twin = tested_twin(_requests(run, most=MOST_SPANNED), known)
+    if isinstance(twin, Missing):
+        return Missing(f"{twin.reason}. What helps: {OF_WATCH if isinstance(run, WatchRun) else OF_RUN}")
+    config, measured = run.manifest["config"], twin.requests
+    if isinstance(measured, StreamedRequests):
         measured = streamed_requests(take(run.requests, run.requests.phase == "measure"))
     if len(measured) < LEAST_REQUESTS:
         return Missing(f"{len(measured)} requests were measured, and a prediction needs {LEAST_REQUESTS}")
-    return Twin(
+    return replace(
+        twin,
         requests=measured,
+        arrival=_arrival(config),
+        concurrency=config.get("concurrency") if config.get("rate") is None else None,
+        duration_s=_duration_s(measured),
+    )
+
+
+def tested_twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missing:
+    """Return the twin of requests as they came, or the reason against predictions.
+
+    `known` settings of the engine are taken as they are.
+    """
+    seats = known.get("max-num-seqs")
+    fitted = fit(requests, budget=known.get("max-num-batched-tokens"), seats=seats)
+    if isinstance(fitted, Missing):
+        return fitted
+    if seats is not None and seats < fitted.seen.sequences:
+        return Missing(
+            f"max-num-seqs={seats} is stated, and {fitted.seen.sequences} sequences were in a step: state the engine's"
+        )
+    engine = engine_of(fitted, kv_blocks=known.get("kv-blocks"))
+    missed = misfit(requests, fitted, engine)
+    reason = missed.reason if isinstance(missed, Missing) else refusal(requests, fitted, missed)
+    if isinstance(missed, Missing) or reason:
+        return Missing((seats and _fewer_seats(requests, seats)) or reason)
+    return Twin(
+        requests=requests,
         fitted=fitted,
         engine=engine,
         missed=missed,
-        arrival=_arrival(config),
-        concurrency=config.get("concurrency") if config.get("rate") is None else None,
-        duration_s=float(measured.submit_s[-1]) * len(measured) / (len(measured) - 1),
+        arrival=None,
+        concurrency=None,
+        duration_s=_duration_s(requests),
     )
+
+
+def _fewer_seats(requests: EngineRequests, stated: int) -> str:
+    """Return a reason where requests waited for fewer seats than are stated, else ""."""
+    shown = fit(requests)
+    if isinstance(shown, Missing) or shown.seats is None or shown.seats >= stated:
+        return ""
+    return f"requests waited while {shown.seats} ran, and max-num-seqs={stated} is stated: state the engine's"
+
+
+def _duration_s(requests: EngineRequests) -> float:
+    return float(requests.submit_s[-1]) * len(requests) / (len(requests) - 1)
 
 
 def _requests(run: Run, most: int | None = None) -> EngineRequests:
@@ -71,20 +112,28 @@ def _unfit(run: Run, requests: EngineRequests, finished: float) -> str:
     """Return the reason against a fit to a run's requests, or "" without one."""
     log = run.requests
     sent = int(np.sum(log.submit_ns >= 0))
+    is_watch = isinstance(run, WatchRun)
     if not sent:
-        return "nothing was sent in it"
+        return f"nothing was sent in it: {NO_CLIENTS if is_watch else 'give a run with a load'}"
     if len(requests) < LEAST_WHOLE * sent:
         return (
-            f"of {sent} requests {len(requests)} have a prompt, an output and token stamps that are known, and all "
-            "others took steps that are not seen"
+            f"of {sent} requests {len(requests)} succeeded with a prompt, an output and token times that are known, "
+            f"and all others took steps that are not seen: {FIRST_TOKENS if is_watch else STREAMED}"
         )
     if len({*log.endpoint_url.tolist()}) > 1:
-        return "it sent to several engines"
+        return "it sent to several engines: run against one, and ask for several with --replicas"
     if (log.turn > 0).any():
-        return "its requests are turns of sessions, each of which waits for the reply before"
+        return (
+            "its requests are turns of sessions, each of which waits for the reply before: `sidelight capture` makes a "
+            "trace of it without sessions; a run of that can be predicted"
+        )
     ok = int(np.sum((log.phase == "measure") & (log.status == "ok")))
     if finished > MOST_OTHERS * ok:
-        return f"the engine finished {finished:.0f} requests and this run {ok}: the others took steps that are not seen"
+        whose = "spans of these clients show" if is_watch else "this run sent"
+        return (
+            f"the engine finished {finished:.0f} requests, and {whose} {ok}: the others took steps that are not seen. "
+            f"{'Let all clients send spans' if is_watch else 'Run while nobody else uses the engine'}"
+        )
     return ""
 
 

@@ -52,7 +52,7 @@ def more_seats(run: Run, finished: float) -> MoreSeats:
     """
     if (count := len(run.requests)) > MOST_REQUESTS:
         return MoreSeats(missing=f"of {count:,} requests a report would take long; `sidelight predict` takes the time")
-    twin = twin_of(run, finished)
+    twin = twin_of(run, finished, {})
     if isinstance(twin, Missing):
         return MoreSeats(missing=twin.reason)
     now = twin.fitted.seats

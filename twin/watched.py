@@ -1,78 +1,178 @@
-"""Drift of a watch's engine: lasting changes of its steps at equal batch and length, against a baseline."""
+"""The engine of a watch: the headroom of its traffic, and lasting changes of its steps against a baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from sidelight.correlator.live.breakdown import EndedRequests
 from sidelight.correlator.opening import WatchRun, open_run
+from sidelight.loadgen.requests.slo.objectives import Objective
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.clock import time_of_day_ns
 from sidelight.rundir.stats import Missing
-from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued, history_of, said
+from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued, history_of, said, time_of_day
+from sidelight.twin.engine.fit import fit
 from sidelight.twin.engine.spans import from_origin, spanned_requests
-from sidelight.twin.headroom import RecentTraffic, TrafficSample
+from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
+from sidelight.twin.scenario import settings_of
 
 FIRST_S = 900.0  # of a watch: what the engine's steps are fitted to
+_SEATS, _SEATS_NS = "max-num-seqs", round(FIRST_S * 1e9)
 _LAST_S, _MOST = 420.0, 6000  # requests: a minute of 100 requests/s that last some seconds
+
+
+class ShownSeats(NamedTuple):
+    """Sequences in a step: the most that traffic showed, and the limit, None where no request waited for a seat."""
+
+    most: int = 0
+    limit: int | None = None
 
 
 @dataclass(slots=True)
 class WatchedEngine:
-    """Drift of a watch's engine: its history, None until the twin of its first quarter of an hour is known.
+    """The engine of a watch: the headroom of its traffic within `objectives`, and its drift.
 
-    A `baseline` is the history of a recorded watch. `changes` are those that last, by part, as of the last minute that
-    was followed. The last restart is remembered, s Unix.
+    `known` are settings of the engine, a `baseline` is the history of a recorded watch. The history is None until the
+    twin of the first quarter of an hour is known. `changes` are those that last, by part, as of the last minute that
+    was followed. The last restart is remembered, s Unix, with a sentence if the engine has other seats since.
     """
 
+    objectives: Sequence[Objective] = ()
+    known: Mapping[str, int] = field(default_factory=dict)
     baseline: EngineHistory | None = None
+    headroom: Headroom = field(default_factory=Headroom)
     history: EngineHistory | None = None
-    restarted_s: float | None = None
-    traffic: RecentTraffic = field(default_factory=lambda: RecentTraffic(last_s=_LAST_S, most=_MOST))
-    _begun_ns: int | None = None
     changes: Mapping[str, LastingChange] = field(default_factory=dict)
+    restarted_s: float | None = None
+    restart: str = ""
+    _traffic: RecentTraffic = field(default_factory=RecentTraffic)
+    _lately: RecentTraffic = field(default_factory=lambda: RecentTraffic(last_s=_LAST_S, most=_MOST))
+    _begun_ns: int | None = None
+    _seats_due_ns: int = 0
+    _seats: ShownSeats = field(default_factory=ShownSeats)
+    _seats_before: ShownSeats = field(default_factory=ShownSeats)
     _said: set[tuple[str, float]] = field(default_factory=set)
 
+    def take(self, ended: EndedRequests, now_ns: int) -> None:
+        """Add requests that ended."""
+        self._traffic.take(ended, now_ns)
+        self._lately.take(ended, now_ns)
+
+    def estimation(
+        self, now_ns: int, *, engines: int, finished_per_s: float | None, restarted_s: float | None
+    ) -> Callable[[], None]:
+        """Return an estimation of headroom and drift by requests and pages of now.
+
+        It may run beside all else.
+        """
+        sample, lately = (
+            traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)
+            for traffic in (self._traffic, self._lately)
+        )
+        if restarted_s is not None and restarted_s != self.restarted_s:
+            self.restarted_s, self.restart, self._traffic = restarted_s, "", RecentTraffic()
+            self._seats_before, self._seats, self._seats_due_ns = self._seats, ShownSeats(), now_ns + _SEATS_NS
+
+        def estimate() -> None:
+            self.follow(lately, sample, now_ns)
+            if now_ns >= self._seats_due_ns:
+                self._compare_seats(sample, now_ns)
+            if self.objectives:
+                self.headroom = sample.headroom(self.objectives, self.known, self.headroom)
+
+        return estimate
+
     def follow(self, lately: TrafficSample, of_twin: TrafficSample, now_ns: int) -> None:
-        """Add the minute since the last time."""
+        """Add the minute since the last time to the history."""
         self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
         if lately.engines > 1 or lately.requests is None:
             return
         if self.history is None and self.baseline is not None:
             self.history = replace(self.baseline, until_s=self._begun_ns / 1e9)
         if self.history is None and now_ns - self._begun_ns >= FIRST_S * 1e9:
-            twin = of_twin.twin({})
+            twin = of_twin.twin(self.known)
             self.history = None if isinstance(twin, Missing) else begun(twin.fitted, now_ns / 1e9)
         if self.history is not None:
             origin_s = now_ns / 1e9 - _LAST_S
             self.history = continued(self.history, from_origin(lately.requests, origin_s), origin_s, now_ns / 1e9)
             self.changes = self.history.changes()
 
+    def _compare_seats(self, sample: TrafficSample, now_ns: int) -> None:
+        """Compare the seats that traffic shows with those before the last restart; stated ones may be others since."""
+        self._seats_due_ns = now_ns + _SEATS_NS
+        if sample.engines > 1 or sample.requests is None or not len(sample.requests):
+            return
+        fitted = fit(from_origin(sample.requests, float(sample.requests.submit_s[0])))
+        if isinstance(fitted, Missing):
+            return
+        before, most = self._seats_before, max(self._seats.most, fitted.seen.sequences)
+        self._seats = ShownSeats(most, fitted.seats or self._seats.limit)
+        if self.restarted_s is not None and (text := other_seats(before, self._seats)):
+            self.restart = f"The engine restarted at {time_of_day(self.restarted_s)} UTC: since then {text}."
+            if self._seats.limit is not None and _SEATS in self.known:
+                self.known = {**self.known, _SEATS: self._seats.limit}
+
     def said(self) -> list[str]:
         """Return these changes in sentences."""
-        return [said(part, change, self.restarted_s) for part, change in self.changes.items()]
+        return list(self._sentences().values())
 
     def fresh(self) -> list[str]:
         """Return the sentences of changes that were not returned before."""
-        begins = {(part, change.since_s): part for part, change in self.changes.items()}
-        new = [
-            said(part, self.changes[part], self.restarted_s) for key, part in begins.items() if key not in self._said
-        ]
-        self._said = set(begins)
+        sentences = self._sentences()
+        new = [text for key, text in sentences.items() if key not in self._said]
+        self._said = set(sentences)
         return new
+
+    def estimates(self) -> dict[str, Any]:
+        """Return headroom and changes as a watch records them, empty where nothing is known."""
+        headroom = self.headroom
+        changes = [
+            {"part": part, "since_ns": round(since_s * 1e9), "text": text, **_bounds(self.changes.get(part))}
+            for (part, since_s), text in self._sentences().items()
+        ]
+        said_headroom = {"text": headroom.text, **headroom.ratios} if headroom.text else {}
+        return {"headroom": said_headroom, "changes": changes} if said_headroom or changes else {}
+
+    def _sentences(self) -> dict[tuple[str, float], str]:
+        """Return sentences by part and begin."""
+        sentences = {
+            (part, change.since_s): said(part, change, self.restarted_s) for part, change in self.changes.items()
+        }
+        return sentences | ({("restart", self.restarted_s or 0.0): self.restart} if self.restart else {})
 
     def ratios(self) -> dict[tuple[str, str], float]:
         """Return the ratios of the last quarter of an hour, by part and bound."""
         ratios = {} if self.history is None else self.history.ratios()
-        return {
-            (part, bound): value
-            for part, change in ratios.items()
-            for bound, value in (("low", change.low), ("estimate", change.ratio), ("high", change.high))
-        }
+        return {(part, bound): value for part, ratio in ratios.items() for bound, value in _bounds(ratio).items()}
 
 
-def baseline_of(path: Path | None) -> EngineHistory | None:
+def _bounds(change: LastingChange | None) -> dict[str, float]:
+    return {} if change is None else {"low": change.low, "estimate": change.ratio, "high": change.high}
+
+
+def other_seats(before: ShownSeats, since: ShownSeats) -> str:
+    """Return a clause on the other seats of a restarted engine, "" for none."""
+    if since.limit is not None and since.limit != before.limit and before.most > since.limit + 1:
+        return f"at most {since.limit} requests run at a time while others wait, and before up to {before.most} ran"
+    if before.limit is not None and since.most > before.limit + 1:
+        return f"up to {since.most} requests run at a time, and before at most {before.limit} did while others waited"
+    return ""
+
+
+def watched_engine(
+    objectives: Sequence[Objective] = (), known: str = "", baseline: Path | None = None
+) -> WatchedEngine:
+    """Return the engine of a watch that begins, by its options.
+
+    Raises ConfigurationError for settings and baselines that say nothing.
+    """
+    return WatchedEngine(objectives, known=settings_of("--known", known), baseline=_baseline_of(baseline))
+
+
+def _baseline_of(path: Path | None) -> EngineHistory | None:
     """Return the history of the engine of a recorded watch, None without one.
 
     Raises ConfigurationError where it says too little.

@@ -36,10 +36,6 @@ from sidelight.twin.scenario import Prediction, Scenario, Twin, settings_of
 
 SCENARIO = Group("What if", sort_key=1)
 DEFAULT_RATES = "x0.5,x1,x1.5,x2"
-HELPS = (
-    "What helps: a run of a minute or more at an open rate (run --rate 4 --duration 60s) against one engine that does "
-    "nothing else, on a machine of its own"
-)
 _MOST_RATE, _MOST_COUNT = 1e6, 100_000
 
 
@@ -148,12 +144,14 @@ def predict(  # noqa: PLR0913  an argument is an option
 
 def _twin(run: Run, known: Mapping[str, int]) -> Twin:
     """Return the twin of a run; raises ConfigurationError where a prediction would be a guess."""
-    limits = {"seats": "max-num-seqs", "budget": "max-num-batched-tokens", "kv_blocks": "kv-blocks"}
-    twin: Twin | Missing = Missing("pages of several engines were scraped, and a prediction is of one")
+    twin: Twin | Missing = Missing(
+        "pages of several engines were scraped, and a prediction is of one: give one page, and ask for several engines "
+        "with --replicas"
+    )
     if engines_of(run) <= 1:
-        twin = twin_of(run, _finished(run), **{name: known.get(option) for name, option in limits.items()})
+        twin = twin_of(run, _finished(run), known)
     if isinstance(twin, Missing):
-        raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}. {HELPS}")
+        raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}")
     return twin
 
 

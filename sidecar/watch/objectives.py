@@ -29,9 +29,7 @@ from sidelight.scraper.window.statistics import fits_of
 from sidelight.scraper.window.window import Window, select_scrapes
 from sidelight.sidecar.live.lately import CLIENTS_S, MOST
 from sidelight.sidecar.live.tally import SLO_EVERY_S, SLO_SHARE, Tally
-from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
-from sidelight.twin.scenario import settings_of
-from sidelight.twin.watched import WatchedEngine, baseline_of
+from sidelight.twin.watched import WatchedEngine, watched_engine
 
 # What engines' pages have of it: time in the engine alone, without network and gateway.
 QUANTITIES: Mapping[str, str] = {
@@ -57,17 +55,11 @@ class WatchedObjectives:
     """Objectives over the last minute, judged anew now and then; `latest` is as of then, None without objectives.
 
     The last minute's clients' spans are kept, MOST at most. `is_by_pages`: one of the objectives is by engines' pages.
-    `headroom` is that of the `traffic`, empty until it was estimated; `known` are settings of the engine,
-    and `drift` says how it changed.
     """
 
     slo: Slo | None = None
     latest: SloResult | None = None
     is_by_pages: bool = False
-    headroom: Headroom = field(default_factory=Headroom)
-    known: Mapping[str, int] = field(default_factory=dict)
-    traffic: RecentTraffic = field(default_factory=RecentTraffic)
-    drift: WatchedEngine = field(default_factory=WatchedEngine)
     _clients: deque[tuple[int, RequestLog]] = field(default_factory=deque)
     _begun_ns: int | None = None
     _due_ns: int = 0
@@ -96,22 +88,19 @@ class WatchedObjectives:
             self._due_ns = now_ns + round(1e9 * max(SLO_EVERY_S, (thread_time() - begun_s) / SLO_SHARE))
         return self.latest.objectives if self.latest else ()
 
-    def estimate_headroom(self, sample: TrafficSample) -> None:
-        """Estimate the headroom beside all else."""
-        if self.slo is not None:
-            self.headroom = sample.headroom(self.slo.objectives, self.known, self.headroom)
+
+def watched_objectives(text: str | None) -> WatchedObjectives:
+    """Return the objectives of a checked --slo."""
+    return WatchedObjectives(None if text is None else parse_slo(text))
 
 
-def watched_objectives(text: str | None, known: str = "", baseline: Path | None = None) -> WatchedObjectives:
-    """Return the objectives of a checked --slo, beside all that is known of the engine.
+def watched(slo: str | None, known: str, baseline: Path | None) -> tuple[WatchedObjectives, WatchedEngine]:
+    """Return the objectives of a watch that begins, and its engine, by checked options.
 
     Raises ConfigurationError for settings and baselines that say nothing.
     """
-    return WatchedObjectives(
-        None if text is None else parse_slo(text),
-        known=settings_of("--known", known),
-        drift=WatchedEngine(baseline=baseline_of(baseline)),
-    )
+    objectives = watched_objectives(slo)
+    return objectives, watched_engine(objectives.slo.objectives if objectives.slo else (), known, baseline)
 
 
 def judged(slo: Slo, clients: RequestLog, pages: Sequence[EndpointSeries], window: Window) -> tuple[SloResult, bool]:

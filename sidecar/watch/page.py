@@ -29,7 +29,7 @@ from sidelight.sidecar.run.preparation.target import reason_of
 from sidelight.sidecar.watch.panel import WatchState, panel, panel_rows
 from sidelight.sidecar.watch.processes import Watch
 from sidelight.sidecar.watch.view import WatchView, refused
-from sidelight.twin.headroom import EVERY_S, MOST_SHARE
+from sidelight.twin.headroom import EVERY_S, LAST_S, MOST_SHARE
 
 POLL_S = 0.5
 DRAW_EVERY_S = 1.0
@@ -96,14 +96,20 @@ async def _publish(shared: Watch) -> None:
             shared.page.stream.publish(*await asyncio.to_thread(events))
 
 
-async def estimate_headroom_on(shared: Watch) -> None:
-    """Estimate headroom and drift each minute; later where that takes more than MOST_SHARE of a core."""
-    due_s = EVERY_S
+async def estimate_twin_on(shared: Watch) -> None:
+    """Estimate headroom and drift each minute, and record them now and then.
+
+    Later where an estimate takes more than MOST_SHARE of a core; recorded when the headroom is of other requests.
+    """
+    due_s, begun_s = EVERY_S, time.monotonic()
     while True:
         await asyncio.sleep(due_s)
         async with shared.looking:
-            estimate = shared.view.headroom_estimate(shared.clock.now_ns())
+            estimate = shared.view.twin_estimation(shared.clock.now_ns())
         due_s = max(EVERY_S, await asyncio.to_thread(estimate) / MOST_SHARE)
+        if time.monotonic() >= begun_s + LAST_S:
+            begun_s = time.monotonic()
+            shared.record_estimates()
 
 
 async def draw_on(shared: Watch) -> None:

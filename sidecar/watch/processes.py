@@ -125,6 +125,11 @@ class Watch:
         self.unrecorded.append(run_events.Event(at_ns=self.clock.now_ns(), name=name, data=data))
         self.record_rest()
 
+    def record_estimates(self) -> None:
+        """Record headroom and changes of the engine as they were said last, if anything was."""
+        if estimates := self.view.twin_estimates():
+            self.record(run_events.ESTIMATED, **estimates)
+
     def record_rest(self) -> None:
         """Record the events that wait for room on the disk, if there is some now."""
         with suppress(OSError):

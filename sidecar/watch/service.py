@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,8 +32,8 @@ from sidelight.sidecar.options.watch import WatchOptions, pages_of, reloaded
 from sidelight.sidecar.progress.reporter import Progress
 from sidelight.sidecar.run import manifest as manifests
 from sidelight.sidecar.run.phases import record, record_if_possible
-from sidelight.sidecar.watch.objectives import WatchedObjectives, watched_objectives
-from sidelight.sidecar.watch.page import draw_on, estimate_headroom_on, look, look_on, sending, served, summary_line
+from sidelight.sidecar.watch.objectives import watched
+from sidelight.sidecar.watch.page import draw_on, estimate_twin_on, look, look_on, sending, served, summary_line
 from sidelight.sidecar.watch.processes import (
     Scraper,
     Watch,
@@ -106,7 +107,7 @@ async def _watch(
     run_directory.require_free(out)
     require_ports(options)
     pages = await asyncio.to_thread(pages_of, options)
-    objectives = await asyncio.to_thread(watched_objectives, options.slo, options.known, options.baseline)
+    new_view = await asyncio.to_thread(_new_view, options)
     clock = anchor(wall_ns)
     page = LivePage()
     async with AsyncExitStack() as stack:
@@ -125,7 +126,7 @@ async def _watch(
             options=options,
             pages=pages,
             progress=progress,
-            view=stack.enter_context(_view(options, path, run_id, pages, browsers, objectives)),
+            view=stack.enter_context(new_view(path / run_directory.RAW, run_id=run_id, pages=pages, browsers=browsers)),
             page=page,
             browsers=browsers,
             begun_ns=clock.now_ns(),
@@ -154,22 +155,10 @@ async def _watch(
         )
 
 
-def _view(
-    options: WatchOptions,
-    path: Path,
-    run_id: str,
-    pages: Sequence[str],
-    browsers: Browsers,
-    objectives: WatchedObjectives,
-) -> WatchView:
-    return WatchView(
-        path / run_directory.RAW,
-        run_id=run_id,
-        pages=pages,
-        browsers=browsers,
-        shard=options.shard,
-        objectives=objectives,
-    )
+def _new_view(options: WatchOptions) -> Callable[..., WatchView]:
+    """Return a maker of the view; raises ConfigurationError for options that say nothing, before all else."""
+    objectives, twin = watched(options.slo, options.known, options.baseline)
+    return partial(WatchView, shard=options.shard, objectives=objectives, twin=twin)
 
 
 def _following(out: Path | None) -> Path | None:
@@ -199,6 +188,7 @@ async def _end_recording(shared: Watch) -> None:
     shared.progress.close()
     shared.record_rest()
     record_if_possible(shared, "phase_end", phase="measure")
+    shared.record_estimates()
     await asyncio.to_thread(look, shared, all_of_it=True)
     with shared.view.failures.guard():
         shared.page.stream.publish(shared.browsers.rows(), b"")
@@ -249,7 +239,7 @@ async def _until_stopped(shared: Watch, command: Sequence[str], wall_ns: Callabl
                 group.create_task(end_at_clock_step(shared, wall_ns)),
                 group.create_task(_reload_on(shared, command)),
                 group.create_task(follow_targets(shared)),
-                group.create_task(estimate_headroom_on(shared)),
+                group.create_task(estimate_twin_on(shared)),
             ]
             group.create_task(look_on(shared))
             group.create_task(draw_on(shared))

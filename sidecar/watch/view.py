@@ -6,7 +6,7 @@ Everything kept is bounded: the windows of spans, requests and scrapes by their 
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import thread_time
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 from sidelight.correlator.live.breakdown import EndedRequests
 from sidelight.correlator.live.reasons import DEFECT, REASONS, Break
 from sidelight.correlator.live.requests import SpanRequests
-from sidelight.correlator.live.traces import TracedRequest
 from sidelight.exporter.prometheus.counts import (
     clients_counted,
     counted,
@@ -37,6 +36,7 @@ from sidelight.sidecar.version import VERSION
 from sidelight.sidecar.watch.exports import SPANS, Exports
 from sidelight.sidecar.watch.objectives import WatchedObjectives
 from sidelight.sidecar.watch.panel import EngineState, WatchState
+from sidelight.twin.watched import WatchedEngine
 
 if TYPE_CHECKING:
     from sidelight.exporter.summary.verdict import RunVerdict
@@ -53,7 +53,7 @@ class WatchView:
 
     It keeps the requests of the last minutes, for `state`. `browsers` have begun, and get rows. A poll reads spans for
     `read_s`, after which what is known by then is shown. A `shard` sees too few of an engine's requests
-    for estimates. `objectives` are judged by the last minute.
+    for estimates. `objectives` are judged by the last minute, the engine's `twin` by the last minutes.
     """
 
     def __init__(
@@ -66,9 +66,11 @@ class WatchView:
         read_s: float = READ_S,
         shard: str | None = None,
         objectives: WatchedObjectives | None = None,
+        twin: WatchedEngine | None = None,
     ) -> None:
         self._shard = shard
         self._objectives = objectives or WatchedObjectives()
+        self._twin = twin or WatchedEngine()
         self._columns = None if browsers is None else browsers.columns
         self._lately = Lately()
         self._engines = Engines(keep_s=WINDOW_S, waiting_s=WINDOW_S)
@@ -141,7 +143,11 @@ class WatchView:
         """Count the requests that have ended."""
         finished, ended = self._requests.ended(now_ns, all_of_it=all_of_it)
         with self.failures.guard():
-            self._count_clients(finished, now_ns)
+            clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]
+            if clients:
+                self._lately.count_clients(len(clients), sum(span.failed for span, _ in clients), now_ns)
+                self._objectives.count(clients, now_ns)
+                self._client = clients_counted(self._client, clients, now_ns)
         for requests in ended:
             with self.failures.guard():
                 self._count_parts(requests, now_ns)
@@ -181,8 +187,7 @@ class WatchView:
             engine_only=ended.engine_only,
         )
         self._lately.take(ended, now_ns)
-        self._objectives.traffic.take(ended, now_ns)
-        self._objectives.drift.traffic.take(ended, now_ns)
+        self._twin.take(ended, now_ns)
         if self._columns is not None:
             self._columns.known(requests, parts)
 
@@ -252,42 +257,44 @@ class WatchView:
                 self._news = f"{verdict.headline} Why: {verdict.why} Do this: {verdict.do}"
             self._said = said(self._said, verdict, now_ns)
 
-    def headroom_estimate(self, now_ns: int) -> Callable[[], float]:
+    def twin_estimation(self, now_ns: int) -> Callable[[], float]:
         """Return an estimation of headroom and drift by the requests of now.
 
         It may run beside a poll, and returns the CPU time that it took, s.
         """
-        engines = sum(bool(engine.counts.engine) for engine in self._engines.views.values())
-        finished_per_s = self._engines.flow_per_s()[0]
-        sample, lately = (
-            traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)
-            for traffic in (self._objectives.traffic, self._objectives.drift.traffic)
+        restarted_ns = self._restarts(now_ns).values()
+        estimate = self._twin.estimation(
+            now_ns,
+            engines=sum(bool(engine.counts.engine) for engine in self._engines.views.values()),
+            finished_per_s=self._engines.flow_per_s()[0],
+            restarted_s=max(restarted_ns) / 1e9 if restarted_ns else None,
         )
-        if restarted_ns := self._restarts(now_ns).values():
-            self._objectives.drift.restarted_s = max(restarted_ns) / 1e9
 
-        def estimate() -> float:
+        def guarded() -> float:
             begun_s = thread_time()
             with self.failures.guard():
-                self._objectives.drift.follow(lately, sample, now_ns)
-                self._objectives.estimate_headroom(sample)
+                estimate()
             return thread_time() - begun_s
 
-        return estimate
+        return guarded
+
+    def twin_estimates(self) -> dict[str, Any]:
+        """Return headroom and changes for the record, empty where nothing is known."""
+        return self._twin.estimates()
 
     @property
     def headroom(self) -> str:
         """Return the headroom in a sentence, "" without one."""
-        return self._objectives.headroom.text
+        return self._twin.headroom.text
 
     @property
     def drift(self) -> list[str]:
         """Return the engine's lasting changes in sentences."""
-        return self._objectives.drift.said()
+        return self._twin.said()
 
     def fresh_changes(self) -> list[str]:
         """Return the engine's lasting changes in sentences, each once."""
-        return self._objectives.drift.fresh()
+        return self._twin.fresh()
 
     def fresh_verdict(self) -> str:
         """Return the verdict in a line if its state is another than before, once; else ""."""
@@ -319,9 +326,9 @@ class WatchView:
                 probes=self._requests.spans.probes,
                 whole_traces=self._requests.count.whole,
                 broken_traces=self._requests.count.broken.copy(),
-                headroom=self._objectives.headroom.ratios,
-                drift=self._objectives.drift.ratios(),
-                drift_since_s={part: change.since_s for part, change in self._objectives.drift.changes.items()},
+                headroom=self._twin.headroom.ratios,
+                drift=self._twin.ratios(),
+                drift_since_s={part: change.since_s for part, change in self._twin.changes.items()},
                 read_to_s=self._exports.read_to_s,
             ),
         )
@@ -376,13 +383,6 @@ class WatchView:
             self._columns.scraped(scrape, engine.counts.gauges)
         if self._shard is None:
             self._requests.estimates.scraped(scrape)
-
-    def _count_clients(self, finished: Sequence[TracedRequest], now_ns: int) -> None:
-        clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]
-        if clients:
-            self._lately.count_clients(len(clients), sum(span.failed for span, _ in clients), now_ns)
-            self._objectives.count(clients, now_ns)
-            self._client = clients_counted(self._client, clients, now_ns)
 
 
 def refused(received: Mapping[str, int]) -> int:

@@ -115,7 +115,7 @@ def fit(
         steps, windows = _steps(requests, chosen, before)
         windows = take(windows, steps.end_s[windows.until] < until_s)
         if (known := int(windows.steps.sum())) < LEAST_STEPS:
-            return Missing(f"{known} steps of known duration, and a fit needs {LEAST_STEPS}")
+            return Missing(f"tokens of replies show {known} of the engine's steps, and a fit needs {LEAST_STEPS}")
         frontend_s = float(np.median(frontends_s))
         budgets = (budget,) if budget else BUDGETS
         chosen, prefills, rows = _by_budget(requests, steps, windows, frontend_s, limit, budgets)

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 from played_runs import arrivals, engine, lengths, simulated
-from played_twins import longer
+from played_twins import ended, longer, slowing
 from processes import Ended
 from sent_spans import NOON, S
 from watched_traffic import exports_of, watched_directory
 
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
-from sidelight.sidecar.watch.objectives import watched_objectives
 from sidelight.sidecar.watch.panel import WatchState, panel_rows
 from sidelight.sidecar.watch.view import WatchView
 from sidelight.simulator.virtual import VirtualExchange
+from sidelight.twin.engine.spans import from_origin
+from sidelight.twin.watched import watched_engine
 
 MINUTE = 60
 RATE_PER_S = 0.25
@@ -56,7 +57,7 @@ def watch(path: Path, exports: Iterable[ExportRecord], view: WatchView, *, begin
             while coming and coming[0].received_ns <= now_ns:
                 spans.append(coming.popleft())
             view.poll(now_ns)
-            view.headroom_estimate(now_ns)()
+            view.twin_estimation(now_ns)()
             said += view.fresh_changes()
     return said
 
@@ -92,10 +93,10 @@ def test_another_watch_is_a_baseline(
     tmp_path: Path, before: list[VirtualExchange], slower: list[VirtualExchange]
 ) -> None:
     """A change is said from the first minutes on."""
-    of_monday = watched_objectives(None, baseline=watched_directory(tmp_path / "monday", before))
+    of_monday = watched_engine(baseline=watched_directory(tmp_path / "monday", before))
     raw = tmp_path / "raw"
     raw.mkdir()
-    with WatchView(raw, run_id="r", read_s=inf, objectives=of_monday) as view:
+    with WatchView(raw, run_id="r", read_s=inf, twin=of_monday) as view:
         (said,) = watch(raw, exports_of(slower), view, begin=80, end=95)
         page = view.snapshot(restarts=0).watch
     assert "steps of the same batch take" in said
@@ -108,10 +109,29 @@ def test_what_says_too_little_is_no_baseline(
 ) -> None:
     short = watched_directory(tmp_path / "short", slower)
     with pytest.raises(ConfigurationError):
-        watched_objectives(None, baseline=short)
+        watched_engine(baseline=short)
     ended = sidelight("watch", "--baseline", short, "--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0")
     assert ended.code == 2
     assert ended.err.rstrip().endswith("[watch.baseline]")
+
+
+def test_other_seats_behind_a_restart_are_said_and_replace_stated_ones() -> None:
+    """Stated ones are those of the drift's fit too."""
+    watched, begin_s, said = watched_engine(known="max-num-seqs=16"), NOON / S, list[str]()
+    for seats, restarted_s in ((16, None), (1, begin_s + 16 * MINUTE)):
+        at_s = arrivals(480, 0.5, seats)
+        some = slowing(at_s, *lengths(480, seats), changed_s=inf, slower=1.0, seats=seats)
+        for minute in (1, 17):
+            if minute == 17:
+                watched.take(ended(from_origin(some, -begin_s)), round((begin_s + minute * MINUTE) * S))
+            now_ns = round((begin_s + minute * MINUTE) * S)
+            watched.estimation(now_ns, engines=1, finished_per_s=None, restarted_s=restarted_s)()
+            said += watched.fresh()
+        begin_s += 16 * MINUTE
+    assert [text[:38] for text in said if "restarted" in text] == ["The engine restarted at 22:29 UTC: sin"]
+    assert watched.known == {"max-num-seqs": 1}
+    assert watched.history is not None
+    assert watched.history.fitted.seats == 16
 
 
 def _state(view: WatchView, minute: int) -> WatchState:

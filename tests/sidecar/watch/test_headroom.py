@@ -19,23 +19,25 @@ from watched_traffic import watching
 
 from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.sidecar.watch import page
-from sidelight.sidecar.watch.objectives import watched_objectives
 from sidelight.sidecar.watch.processes import Watch
 from sidelight.sidecar.watch.view import WatchView
 from sidelight.simulator.settings import PROFILES, EngineSettings, SpeedProfile
 from sidelight.twin.check import METRICS, QUANTILES, latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.headroom import Headroom, TrafficSample
+from sidelight.twin.watched import watched_engine
 
 COUNT = 400
 
 
-def watched(path: Path, settings: EngineSettings, rate_per_s: float, slo: str, *, known: str = "") -> WatchView:
+def watched(
+    path: Path, settings: EngineSettings, rate_per_s: float, slo: str, *, known: str = "", clients: bool = True
+) -> WatchView:
     """Return a view that has seen traffic and estimated its headroom."""
     prompts, outputs = lengths(COUNT, 0)
     exchanges = simulated(settings, prompts, outputs, at_s=arrivals(COUNT, rate_per_s, 0))
-    with WatchView(path, run_id="r", read_s=inf, objectives=watched_objectives(slo, known)) as view:
-        view.headroom_estimate(watching(path, exchanges, view))()
+    with WatchView(path, run_id="r", read_s=inf, twin=watched_engine(parse_slo(slo).objectives, known)) as view:
+        view.twin_estimation(watching(path, exchanges, view, clients=clients))()
     return view
 
 
@@ -90,6 +92,12 @@ def test_seats_that_did_not_show_leave_a_least_headroom(tmp_path: Path) -> None:
     assert ratios(light) == {}
 
 
+def test_engines_spans_alone_will_do(tmp_path: Path) -> None:
+    view = watched(tmp_path, engine(), 4.5, "ttft_p99<2s", known="max-num-seqs=16", clients=False)
+    assert "TTFT p99 crosses" in view.headroom  # of a traffic that has paused since then
+    assert 1.0 < ratios(view)["estimate"] < 2.5
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"), [({"engines": 2}, "2 engines"), ({"finished": 90.0}, "spans speak of 9"), ({}, "no request")]
 )
@@ -103,7 +111,7 @@ def test_where_nothing_can_be_predicted_the_reason_is_given(changes: dict[str, o
 def test_a_watch_without_objectives_has_none(tmp_path: Path) -> None:
     with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         view.poll(10**18)
-        view.headroom_estimate(10**18)()
+        view.twin_estimation(10**18)()
     assert view.headroom == ""
 
 
@@ -112,7 +120,7 @@ async def test_it_is_estimated_beside_all_else_again_and_again(monkeypatch: pyte
     monkeypatch.setattr(page, "EVERY_S", 0.0)
     threads: list[int] = []
 
-    def headroom_estimate(now_ns: int) -> Callable[[], float]:
+    def twin_estimation(now_ns: int) -> Callable[[], float]:
         assert shared.looking.locked()
         assert now_ns == 7
 
@@ -126,9 +134,9 @@ async def test_it_is_estimated_beside_all_else_again_and_again(monkeypatch: pyte
         options=SimpleNamespace(slo="ttft_p99<2s"),
         looking=asyncio.Lock(),
         clock=SimpleNamespace(now_ns=lambda: 7),
-        view=SimpleNamespace(headroom_estimate=headroom_estimate),
+        view=SimpleNamespace(twin_estimation=twin_estimation),
     )
-    task = asyncio.create_task(page.estimate_headroom_on(cast("Watch", shared)))
+    task = asyncio.create_task(page.estimate_twin_on(cast("Watch", shared)))
     while len(threads) < 2:  # noqa: ASYNC110  a thread
         await asyncio.sleep(0)
     task.cancel()
