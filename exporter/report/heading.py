@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidelight.correlator.live.reasons import NO_CLIENT
@@ -15,6 +16,8 @@ from sidelight.loadgen.plan.leaving import leaving_of
 from sidelight.loadgen.plan.rates import pace_of
 from sidelight.loadgen.requests.rates import HeldBack
 from sidelight.loadgen.requests.summary import RequestCounts
+from sidelight.rundir.clock import iso_ms
+from sidelight.rundir.fields import UNSET
 from sidelight.rundir.printable.numbers import count_of, duration, ms, spoken
 from sidelight.rundir.printable.text import first_of
 
@@ -104,9 +107,18 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
             f"{since.estimated:,} by estimates, {since.without_breakdown:,} not; {count_of(since.spans, 'span')}; "
             f"{count_of(since.receiver_restarts, 'receiver restart')}"
         )
+    lines += _headroom(watch)
     # Whether it goes on or was killed cannot be seen in its logs.
     status = ("not ended", "warning") if summary.status == "crashed" else (summary.status, "met")
     return _title(summary, "watch", status), *map(Prose, lines)
+
+
+def _headroom(watch: WatchedTraffic) -> Iterator[str]:
+    """Yield the last headroom that was said, and the least."""
+    if watch.headroom:
+        least = min(watch.headroom, key=lambda each: math.inf if each.estimate is UNSET else each.estimate)
+        for each in dict.fromkeys((watch.headroom[-1], least)):
+            yield f"{iso_ms(each.at_ns)[:16].replace('T', ' ')} UTC: {each.text}"
 
 
 def by_engines(means_ms: Mapping[str, float]) -> str:

@@ -11,9 +11,9 @@ from msgspec import Struct, UnsetType
 
 from sidelight.correlator.opening import WatchRun
 from sidelight.correlator.replay import Replayed
-from sidelight.recorded.events import WATCHED
+from sidelight.recorded.events import ESTIMATED, WATCHED
 from sidelight.rundir.clock import iso_ms
-from sidelight.rundir.fields import UNSET, Count, StampNs, doc
+from sidelight.rundir.fields import UNSET, Amount, Count, StampNs, doc
 from sidelight.scraper.window.window import Window
 
 
@@ -53,6 +53,27 @@ class ShardCounts(Struct, frozen=True, kw_only=True):
     since_start: Annotated[SinceStart | None, doc("All that it counted; null while it goes on, or after a crash.")]
 
 
+class SaidHeadroom(Struct, frozen=True, kw_only=True):
+    """Headroom of a watched engine within `--slo`, as a multiple of its traffic then."""
+
+    at_ns: Annotated[StampNs, doc("When it was said.", "ns")]
+    text: Annotated[str, doc("The sentence; without an estimate, why there is none.")]
+    estimate: Annotated[Amount | UnsetType, doc("Estimate; absent where unknown.", "ratio")] = UNSET
+    low: Annotated[Amount | UnsetType, doc("Lower end of its 90 % interval.", "ratio")] = UNSET
+    high: Annotated[Amount | UnsetType, doc("Upper end; absent where it is beyond all tried.", "ratio")] = UNSET
+
+
+class SaidChange(Struct, frozen=True, kw_only=True):
+    """A lasting change of an engine or its traffic, as the watch said it last."""
+
+    part: Annotated[str, doc("What changed, as in sidelight_drift_ratio; or `restart`.")]
+    since_ns: Annotated[StampNs, doc("When it began.", "ns")]
+    text: Annotated[str, doc("The sentence.")]
+    estimate: Annotated[Amount | UnsetType, doc("Ratio to the baseline; absent of a restart.", "ratio")] = UNSET
+    low: Annotated[Amount | UnsetType, doc("Lower end of its 90 % interval.", "ratio")] = UNSET
+    high: Annotated[Amount | UnsetType, doc("Upper end of its 90 % interval.", "ratio")] = UNSET
+
+
 class WatchedTraffic(Struct, frozen=True, kw_only=True):
     """Traffic of a watch. `window` says which time the results cover: what the logs still hold, or less."""
 
@@ -85,6 +106,10 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
     shards: Annotated[list[ShardCounts] | UnsetType, doc("The watches of a report as one; absent of a single one.")] = (
         UNSET
     )
+    headroom: Annotated[
+        list[SaidHeadroom] | UnsetType, doc("Headroom each quarter of an hour, in order; absent where none was said.")
+    ] = UNSET
+    changes: Annotated[list[SaidChange] | UnsetType, doc("Lasting changes; absent where none was said.")] = UNSET
 
 
 def watched_traffic(run: WatchRun, watched: Replayed, window: Window) -> WatchedTraffic:
@@ -94,6 +119,9 @@ def watched_traffic(run: WatchRun, watched: Replayed, window: Window) -> Watched
         {"service": service, "how": how, "requests": requests} for (service, how), requests in watched.broken.items()
     ]
     shards = [_shard(shard) for shard in run.shards]
+    estimated = [event for event in run.events if event.name == ESTIMATED]
+    changes = {(each["part"], each["since_ns"]): each for event in estimated for each in event.data["changes"]}
+    headroom = [{"at_ns": each.at_ns, **each.data["headroom"]} for each in estimated if each.data["headroom"]]
     return WatchedTraffic(
         begun_ns=begun_ns,
         begun=iso_ms(begun_ns),
@@ -109,6 +137,8 @@ def watched_traffic(run: WatchRun, watched: Replayed, window: Window) -> Watched
         since_start=_together([shard.since_start for shard in shards]) if shards else _since_start(run),
         split_traces=watched.split if shards else UNSET,
         shards=shards or UNSET,
+        headroom=msgspec.convert(headroom, list[SaidHeadroom]) or UNSET,
+        changes=msgspec.convert(list(changes.values()), list[SaidChange]) or UNSET,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from watch_directories import URL, begin, fill
 
 from sidelight.exporter.summary.watched import BrokenTraces
 from sidelight.recorded.directory import RAW
-from sidelight.recorded.events import Event, append_event
+from sidelight.recorded.events import ESTIMATED, Event, append_event
 from sidelight.rundir.frames import FrameLog
 from sidelight.scraper.series.log import ScrapeLog
 from sidelight.scraper.spans.log import ForwardQueue, ReceiverCounts, SpanLog, StateRecord
@@ -161,3 +162,16 @@ def test_a_watch_that_saw_nothing_has_a_report(watched: Path):
     summary = derive(watched).summary
     assert (0, 0.0) == (summary.client.requests.sent, summary.window.duration_s)
     assert "\nno client's spans\n" in (watched / "report.txt").read_text()
+
+
+def test_headroom_and_changes_are_in_the_summary_as_they_were_said(watched: Path):
+    """Each headroom, and each change as it was said last; the heading has the last headroom and the least."""
+    change = {"part": "step", "since_ns": NOON, "text": "Steps take longer.", "low": 1.04, "high": 1.06}
+    for minute, (headroom, ratio) in enumerate([({"text": "A.", "estimate": 1.1}, 1.04), ({"text": "B."}, 1.05)]):
+        data = {"headroom": headroom, "changes": [{**change, "estimate": ratio}]}
+        append_event(watched, Event(at_ns=NOON + minute * 60 * S, name=ESTIMATED, data=data))
+    derived = derive(watched)
+    assert derived.summary.watch
+    assert [each.text for each in derived.summary.watch.headroom or ()] == ["A.", "B."]
+    assert [each.estimate for each in derived.summary.watch.changes or ()] == [1.05]
+    assert ["A.", "B."] == sorted(re.findall(r"UTC: ([AB]\.)", (watched / "report.txt").read_text()))
