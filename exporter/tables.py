@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from sidelight.correlator.breakdown import Parts
 from sidelight.correlator.gateways import GatewayPart
+from sidelight.correlator.load.reuse import RequestReuse
 from sidelight.correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary
@@ -42,6 +43,7 @@ COUNTS = (
     "input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens", "choices", "usage_input_tokens",
     "usage_output_tokens", "usage_cached_tokens", "drafts", "draft_tokens", "draft_tokens_accepted",
 )  # fmt: skip
+REUSED = ("expected_cached_tokens", "new_tokens", "elsewhere_tokens", "evicted_tokens")
 _PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS, GATEWAY_AT_MOST)
 PARTS = {f"{part.name}_ms": part for part in _PARTS}
 
@@ -65,11 +67,11 @@ _BATCH = 10_000
 _ROW_GROUP = 1 << 17
 
 
-def requests_table(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime] = ()) -> pa.Table:
-    """Return one row a request of a log and its parts: stamps in int64 ns, durations in float64 ms, null where missing.
+def requests_table(log: RequestLog, parts: Parts, reuse: RequestReuse, nodes: Sequence[NodeTime] = ()) -> pa.Table:
+    """Return one row a request of a log, its parts and reuse: stamps in int64 ns, durations in float64 ms, else null.
 
-    Columns from `network_ms` on are those of `correlator.breakdown.Parts`, which has them in seconds. With `nodes`, the
-    last is the bound on their clocks' errors.
+    Columns from `network_ms` on are those of `correlator.breakdown.Parts`, which has them in seconds, then those of
+    `RequestReuse`. With `nodes`, the last is the bound on their clocks' errors.
     """
     metrics = request_metrics(log)
     columns: dict[str, pa.Array[Any]] = {
@@ -121,16 +123,27 @@ def requests_table(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime] = ()
         "engine_span_id": _texts(parts.engine_span_id),
         "engine_arrival_ns": _whole(parts.arrival_ns),
         "engine_first_token_ns": _whole(parts.engine_first_token_ns),
+        **_reuse_columns(reuse),
     }
     bound = {"clock_error_ms": _real(clock_errors_ns(log, nodes) / 1e6)} if nodes else {}
     return pa.table({**columns, **bound})
 
 
-def write_requests(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime], file: IO[bytes]) -> None:
+def _reuse_columns(reuse: RequestReuse) -> dict[str, pa.Array[Any]]:
+    tokens = {name: _rounded(getattr(reuse, name)) for name in REUSED}
+    return {"served_by": _texts(reuse.served_by), **tokens}
+
+
+def write_requests(
+    log: RequestLog, parts: Parts, reuse: RequestReuse, nodes: Sequence[NodeTime], file: IO[bytes]
+) -> None:
     """Write `requests_table` compressed, in row groups of up to 131,072 requests."""
     begins = range(0, max(len(log), 1), _ROW_GROUP)
     stretches = (slice(begin, min(begin + _ROW_GROUP, len(log))) for begin in begins)
-    groups = (requests_table(take(log, rows), take(parts, rows), nodes) for rows in stretches)
+    groups = (
+        requests_table(take(log, rows), take(parts, rows), RequestReuse._make(column[rows] for column in reuse), nodes)
+        for rows in stretches
+    )
     first = next(groups)
     with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
         for group in chain([first], groups):
@@ -206,6 +219,10 @@ def _gateway(part: GatewayPart) -> dict[str, str | float | None]:
 def _whole(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
     column = np.asarray(values, dtype=np.int64)
     return pa.array(column, pa.int64(), mask=column < 0)
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> pa.Array[Any]:
+    return _whole(np.where(np.isfinite(values), np.rint(values), -1).astype(np.int64))
 
 
 def _real(values: npt.NDArray[np.float64]) -> pa.Array[Any]:

@@ -98,7 +98,8 @@ class Run:
         Raises ValueError for another name.
         """
         if name == "requests":
-            return tables.requests_table(self.requests, self._evaluated.parts, self._recorded.nodes)
+            parts, reuse = self._evaluated.parts, self._evaluated.reuse.requests
+            return tables.requests_table(self.requests, parts, reuse, self._recorded.nodes)
         if name == "timeslices":
             return tables.timeslices_table(self._evaluated.summary)
         if name == "chunks":

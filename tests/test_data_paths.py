@@ -66,7 +66,7 @@ def test_a_chunk_passes_25_modules_from_its_log_to_the_table_of_requests(tmp_pat
     names = read(with_logs(tmp_path, "vllm_plain", "requests-*", "plan-*"))
     evaluated = evaluate(open_run(GOLDEN / "vllm_plain"))
     with noting_modules(names), (tmp_path / "requests.parquet").open("wb") as file:
-        tables.write_requests(evaluated.run.requests, evaluated.parts, (), file)
+        tables.write_requests(evaluated.run.requests, evaluated.parts, evaluated.reuse.requests, (), file)
     assert {"loadgen", "rundir", "recorded", "correlator", "exporter"} == {name.partition(".")[0] for name in names}
     assert len(names) <= 25
 

@@ -15,8 +15,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct, UnsetType
 
+from sidelight.correlator.exact.table import Joined
 from sidelight.loadgen.records import PlannedRequest
 from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.run import Run
 from sidelight.rundir import fields
 from sidelight.rundir.columns import Bools, Floats, Ints, Texts
 from sidelight.rundir.fields import UNSET, Count, doc
@@ -26,6 +28,7 @@ from sidelight.rundir.stats import Missing
 _ENDS = np.concatenate([np.arange(128, 8193, 128), np.arange(8704, 65_537, 512), np.arange(69_632, 2**24, 4096)])
 BLOCK = 16  # tokens, where no page states them: caches hold whole blocks, and the last token is always computed
 LEAST_KNOWN = 0.95  # of the requests: with less, what the others left in a cache is not known
+TOKENS = ("prompt_tokens", "cached_tokens", "new_tokens", "elsewhere_tokens", "evicted_tokens")
 SLACK_RATIO = 0.1  # of what could be found: tokens are not spread evenly over bytes
 
 
@@ -58,6 +61,32 @@ class PrefixReuse(Struct, frozen=True, kw_only=True):
         doc("By endpoint: the URL that was asked; of one URL the engine by its spans, else by the router's choice."),
     ] = {}
     expected: Annotated[ExpectedReuse | UnsetType, doc("By routers' spans; absent where none says it.")] = UNSET
+
+
+class RequestReuse(NamedTuple):
+    """Columns of n requests: which engine served each, and the reuse of its prompt, NaN where that is not known.
+
+    served_by               the engine by its spans, of two that shared it the first; where none is named the router's
+                            choice; "" where neither says it
+    endpoint                the one that it counts to (`PrefixReuse.endpoints`), "" where it is not known
+    expected_cached_tokens  what a router expected in a cache, where a span states it
+    """
+
+    served_by: Texts
+    endpoint: Texts
+    expected_cached_tokens: Floats
+    prompt_tokens: Floats
+    cached_tokens: Floats
+    new_tokens: Floats
+    elsewhere_tokens: Floats
+    evicted_tokens: Floats
+
+
+class RunReuse(NamedTuple):
+    """The reuse of prompts by request, and the reason why none is known, else ""."""
+
+    requests: RequestReuse
+    missing: str
 
 
 class Pieces(NamedTuple):
@@ -136,30 +165,56 @@ def _shared(pieces: Pieces, computed: Mapping[int, int], endpoints: int) -> floa
     return float(pieces.tokens[shared - 1]) if shared else 0.0
 
 
-def prefix_reuse(
-    requests: RequestLog, plans: Iterable[PlannedRequest], endpoints: Texts, expected: Floats, block: int = BLOCK
-) -> PrefixReuse:
-    """Return the reuse of the measured prompts; `endpoints` [n] served the requests, "" where that is not known.
+def request_reuse(run: Run, joined: Joined | None, *, pools: bool) -> RunReuse:
+    """Return the reuse of prompts by request: by the URLs asked, behind one URL by engines.
 
-    `expected` [n] are the parts of them that a router expected in a cache, NaN where it does not say. A cache has
-    blocks of so many tokens.
+    `joined` is None of a watch; `pools` says that prefill and decode engines share requests.
     """
-    columns = reuse_by_request(requests, plans, endpoints, block)
-    if isinstance(columns, Missing):
-        return PrefixReuse(missing=columns.reason)
-    counted = np.isfinite(columns["new_tokens"]) & (requests.phase == "measure")
-    served = {name: counted & (endpoints == name) for name in sorted(set(endpoints.tolist()))}
-    stated = counted & np.isfinite(expected)
+    requests = run.requests
+    urls, choices = requests.endpoint_url, [run.choices.get(trace) for trace in requests.trace_id.tolist()]
+    served_by = np.array([choice.endpoint if choice else "" for choice in choices], dtype=np.object_)
+    if joined is not None and (joined.clock != "").any():
+        served_by = joined.clock
+    one_engine = len(set(served_by.tolist()) - {""}) < 2  # as far as is known
+    endpoint = urls if one_engine or len(set(urls.tolist())) > 1 else served_by
+    ratios = np.array([choice.expected_ratio if choice else np.nan for choice in choices], dtype=np.float64)
+    labels = (pair for page in run.endpoints for series in page.series for pair in series.labels)
+    blocks = [int(text) for label, text in labels if label in ("block_size", "page_size") and text.isdecimal()]
+    columns: Mapping[str, Floats] | Missing
+    if joined is None:
+        columns = Missing("a watch sees no prompts")
+    elif pools or (joined.next_place >= 0).any():
+        columns = Missing("replies of a decode engine count what its prefill engine computed as cached")
+    else:
+        columns = reuse_by_request(requests, run.plans(), endpoint, max(blocks, default=BLOCK))
+    unknown = dict.fromkeys(TOKENS, np.full(len(requests), np.nan))
+    table = RequestReuse(
+        served_by=served_by,
+        endpoint=endpoint,
+        expected_cached_tokens=ratios * np.where(requests.input_tokens > 0, requests.input_tokens, np.nan),
+        **(unknown if isinstance(columns, Missing) else columns),
+    )
+    return RunReuse(table, columns.reason if isinstance(columns, Missing) else "")
+
+
+def prefix_reuse(of: RunReuse, rows: Bools) -> PrefixReuse:
+    """Return the reuse of some requests' prompts."""
+    if of.missing:
+        return PrefixReuse(missing=of.missing)
+    reuse = of.requests
+    counted = rows & np.isfinite(reuse.new_tokens)
+    served = {name: counted & (reuse.endpoint == name) for name in sorted(set(reuse.endpoint.tolist()))}
+    stated = counted & np.isfinite(reuse.expected_cached_tokens)
     return PrefixReuse(
         expected=ExpectedReuse(
             requests=int(stated.sum()),
-            expected_tokens=round(float((expected * columns["prompt_tokens"])[stated].sum())),
-            cached_tokens=round(float(columns["cached_tokens"][stated].sum())),
+            expected_tokens=round(float(reuse.expected_cached_tokens[stated].sum())),
+            cached_tokens=round(float(reuse.cached_tokens[stated].sum())),
         )
         if stated.any()
         else UNSET,
-        total=_summed(columns, counted),
-        endpoints={name: _summed(columns, rows) for name, rows in served.items() if rows.any()},
+        total=_summed(reuse, counted),
+        endpoints={name: _summed(reuse, within) for name, within in served.items() if within.any()},
     )
 
 
@@ -207,7 +262,7 @@ def _divided(prompts: Floats, cached: Ints, here: Floats, anywhere: Floats, bloc
     }
 
 
-def _summed(columns: Mapping[str, Floats], rows: Bools) -> EndpointReuse:
+def _summed(reuse: RequestReuse, rows: Bools) -> EndpointReuse:
     return EndpointReuse(
-        requests=int(rows.sum()), **{name: round(float(column[rows].sum())) for name, column in columns.items()}
+        requests=int(rows.sum()), **{name: round(float(getattr(reuse, name)[rows].sum())) for name in TOKENS}
     )

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from sidelight.correlator.estimate.intervals import Observed, pick
-from sidelight.correlator.load.reuse import BLOCK, PrefixReuse, prefix_reuse
+from sidelight.correlator.load.reuse import RunReuse, prefix_reuse
 from sidelight.correlator.opening import WatchRun
 from sidelight.correlator.requests import first_output_ns
 from sidelight.correlator.statistics.association import associations, rank_correlation
@@ -48,7 +48,7 @@ ONLY_GREW = Missing(
 )
 
 
-def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correlation:
+def correlation_of(measured_run: MeasuredRun, reuse: RunReuse, *, steady: bool = True) -> Correlation:
     """Return the `correlation` section of a summary.
 
     Where the queue only grew, its length stands for the time since the load began, and no threshold is sought in it.
@@ -86,27 +86,10 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
             while_waiting=while_waiting(waited_for, window),
             prefill_input_tokens_rho=rank_correlation(parts.prefill_s, input_tokens(measured)),
             kv_loads=kv_loads(run.endpoints, window, int((measured.status == "ok").sum())),
-            reuse=_reuse(run, times),
+            reuse=prefix_reuse(reuse, rows),
         ),
     )
     return correlation(findings)
-
-
-def _reuse(run: Run, times: Correlated) -> PrefixReuse:
-    """Return the reuse of prompts, by the URLs asked, behind one URL by engines."""
-    if times.joined is None:
-        return PrefixReuse(missing="a watch sees no prompts")
-    urls, clocks = run.requests.endpoint_url, times.joined.clock
-    choices = [run.choices.get(trace) for trace in run.requests.trace_id.tolist()]
-    chosen = np.array([choice.endpoint if choice else "" for choice in choices], dtype=np.object_)
-    behind = clocks if (clocks != "").any() else chosen
-    if len(set(behind.tolist()) - {""}) < 2:  # one engine, as far as is known
-        behind = urls
-    expected = np.array([choice.expected_ratio if choice else np.nan for choice in choices], dtype=np.float64)
-    labels = (pair for page in run.endpoints for series in page.series for pair in series.labels)
-    blocks = [int(text) for label, text in labels if label in ("block_size", "page_size") and text.isdecimal()]
-    endpoints = urls if len(set(urls.tolist())) > 1 else behind
-    return prefix_reuse(run.requests, run.plans(), endpoints, expected, max(blocks, default=BLOCK))
 
 
 def _percentiles(

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.load.reuse import RunReuse, request_reuse
 from sidelight.correlator.load.sustained import stability_of
 from sidelight.correlator.opening import WatchRun
 from sidelight.exporter.evaluation.client import client_of, hardware_of, self_check_of, workload
@@ -32,13 +33,14 @@ from sidelight.twin.seats import more_seats
 class Evaluated:
     """A recorded run and all that its outputs are made of; `parts` are the times of all its requests [n].
 
-    `unwritten` is why a derived file could not be written.
+    `reuse` is that of their prompts. `unwritten` is why a derived file could not be written.
     """
 
     run: Run
     window: Window
     slice_ns: int
     parts: Parts
+    reuse: RunReuse
     summary: Summary
     unwritten: CannotWrite | None = None
 
@@ -46,23 +48,25 @@ class Evaluated:
 def evaluate(run: Run) -> Evaluated:
     """Return the evaluation of a run: a pure function of its logs."""
     measured = measured_run(run)
+    reuse = request_reuse(run, measured.times.joined, pools=any(measured.times.roles))
     return Evaluated(
         run=run,
         window=measured.window,
         slice_ns=measured.slice_ns,
         parts=measured.times.parts,
-        summary=summarise(measured),
+        reuse=reuse,
+        summary=summarise(measured, reuse),
     )
 
 
-def summarise(measured: MeasuredRun) -> Summary:
+def summarise(measured: MeasuredRun, reuse: RunReuse) -> Summary:
     """Return `summary.json` of a run: its sections, each from its measured part."""
     run, window, manifest = measured.run, measured.window, measured.run.manifest
     hardware = hardware_of(measured)
     client = client_of(measured, hardware)
     server = server_of(run, window, measured.slice_ns, measured.times.roles)
     stability = stability_of(measured.requests, run.endpoints, closed_loop=closed_loop(run))
-    correlation = correlation_of(measured, steady=stability.verdict != "growing")
+    correlation = correlation_of(measured, reuse, steady=stability.verdict != "growing")
     if server.gateways:
         by_page = beside_pages(correlation.gateways, server.gateways)
         correlation = msgspec.structs.replace(correlation, gateways=by_page)

@@ -92,11 +92,13 @@ def _link(trace_url: object) -> str:
 
 def _write(derived: Evaluated, wanted: Sequence[str], *, trace_url: str) -> None:
     run, summary, path = derived.run, derived.summary, derived.run.path
+    reuse = derived.reuse.requests
     write_json(path / SUMMARY, msgspec.to_builtins(as_written(summary)))
     for name, write in server_metrics_files(_server_metrics(derived), wanted):
         write_whole(path / name, write)
     write_whole(
-        path / "requests.parquet", lambda file: tables.write_requests(run.requests, derived.parts, run.nodes, file)
+        path / "requests.parquet",
+        lambda file: tables.write_requests(run.requests, derived.parts, reuse, run.nodes, file),
     )
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda file: tables.write_parquet(slices, file))

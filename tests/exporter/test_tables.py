@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import summaries
 from recordings import log_of
 
+from sidelight.correlator.load.reuse import TOKENS, RequestReuse
 from sidelight.exporter import tables
 from sidelight.exporter.tables import requests_table, timeslices_table
+
+NAMES = np.full(100, "", dtype=np.object_)
+UNKNOWN_REUSE = RequestReuse(
+    served_by=NAMES, endpoint=NAMES, **dict.fromkeys(("expected_cached_tokens", *TOKENS), np.full(100, np.nan))
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +44,7 @@ from sidelight.exporter.tables import requests_table, timeslices_table
 )
 def test_a_requests_parts_are_columns_and_null_where_they_are_unknown(source: str, shown: dict[str, Any]):
     parts = summaries.parts(source, reason="it failed" if source == "none" else "")
-    row = requests_table(log_of(100), parts).to_pylist()[7]
+    row = requests_table(log_of(100), parts, UNKNOWN_REUSE).to_pylist()[7]
     assert {"breakdown_source": source, **shown} == {name: row[name] for name in ("breakdown_source", *shown)}
 
 
@@ -46,10 +53,10 @@ def test_requests_are_written_in_row_groups(tmp_path: Path, monkeypatch: pytest.
     log, parts = log_of(100), summaries.parts("trace")
     monkeypatch.setattr(tables, "_ROW_GROUP", 30)
     with (tmp_path / "requests.parquet").open("wb") as file:
-        tables.write_requests(log, parts, (), file)
+        tables.write_requests(log, parts, UNKNOWN_REUSE, (), file)
     written = pq.ParquetFile(tmp_path / "requests.parquet")
     assert 4 == written.num_row_groups
-    assert tables.requests_table(log, parts).equals(written.read())
+    assert tables.requests_table(log, parts, UNKNOWN_REUSE).equals(written.read())
 
 
 def test_a_slices_means_are_rows_with_their_coverage_and_quality():

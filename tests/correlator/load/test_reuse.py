@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace as replace_columns
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import recordings
+import summaries
 from msgspec.structs import replace
 
-from sidelight.correlator.load.reuse import prefix_reuse, reuse_by_request
-from sidelight.loadgen.records import PlannedRequest, hidden_request
+from sidelight.correlator.exact.table import unjoined
+from sidelight.correlator.load.reuse import RunReuse, prefix_reuse, request_reuse, reuse_by_request
+from sidelight.exporter.tables import requests_table
+from sidelight.loadgen.records import PlannedRequest, append_record, hidden_request, plan_end
 from sidelight.loadgen.requests.table.log import RequestLog
+from sidelight.recorded.gateway_spans import RouterChoice
+from sidelight.recorded.run import Run
+from sidelight.rundir.columns import take
 from sidelight.rundir.fields import UNSET
+from sidelight.rundir.frames import FrameLog
 from sidelight.rundir.stats import Missing
+from sidelight.scraper.spans.requests import engine_spans
 from sidelight.simulator.engine.history import EngineRequest
 from sidelight.simulator.engine.tokenizer import encode
 from sidelight.simulator.settings import EngineSettings, SimulatorSettings
@@ -57,6 +67,7 @@ def log_of(exchanges: list[VirtualExchange], where: list[int]) -> RequestLog:
         rows.append(
             {
                 "index": row,
+                "trace_id": f"{row:032x}",
                 "status": "ok",
                 "phase": "measure",
                 "endpoint_url": f"http://engine-{where[row]}",
@@ -72,6 +83,29 @@ def log_of(exchanges: list[VirtualExchange], where: list[int]) -> RequestLog:
 def plans(prompts: list[str]) -> Iterator[PlannedRequest]:
     for row, prompt in enumerate(prompts):
         yield PlannedRequest(index=row, body=json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def reuse_of(
+    folder: Path,
+    log: RequestLog,
+    planned: Sequence[PlannedRequest],
+    choices: Sequence[RouterChoice] = (),
+    *,
+    pools: bool = False,
+    **joined: Any,
+) -> RunReuse:
+    """Return the reuse of a run with these requests, plans, and choices of its router."""
+    (folder / "raw").mkdir(exist_ok=True)
+    with FrameLog(folder / "raw/plan-measure.log") as plan:
+        for each in planned:
+            append_record(plan, each)
+        append_record(plan, plan_end("measure"))
+    traces = dict(zip(log.trace_id.tolist(), choices, strict=False))
+    run = Run(
+        path=folder, manifest={}, requests=log, worker_stats=(), endpoints=(), spans=engine_spans([]), events=(),
+        choices=traces,
+    )  # fmt: skip
+    return request_reuse(run, replace_columns(unjoined(len(log)), **joined), pools=pools)
 
 
 def truth(prompts: list[str], exchanges: list[VirtualExchange], where: list[int]) -> list[dict[str, int]]:
@@ -98,7 +132,7 @@ def truth(prompts: list[str], exchanges: list[VirtualExchange], where: list[int]
 
 @pytest.mark.parametrize("kv_blocks", [4000, 40])
 @pytest.mark.parametrize("seed", range(10))
-def test_each_miss_has_the_cause_of_the_engines_tokens(seed: int, kv_blocks: int):
+def test_each_miss_has_the_cause_of_the_engines_tokens(seed: int, kv_blocks: int, tmp_path: Path):
     """Requests by cause are those of the truth; tokens to 48: what a piece of text, and a block, may leave."""
     prompts = texts(seed)
     where = np.random.default_rng(seed + 100).integers(0, 2, len(prompts)).tolist()
@@ -113,7 +147,10 @@ def test_each_miss_has_the_cause_of_the_engines_tokens(seed: int, kv_blocks: int
         assert np.abs(columns[cause] - true).max() <= 48
     assert any(each["elsewhere_tokens"] for each in expected)
     assert (kv_blocks == 40) == any(each["evicted_tokens"] for each in expected)
-    summed = prefix_reuse(log, plans(prompts), log.endpoint_url, np.linspace(0.0, 1.0, len(log)))
+    choices = [RouterChoice(expected_ratio=ratio) for ratio in np.linspace(0.0, 1.0, len(log))]
+    reuse = reuse_of(tmp_path, log, [*plans(prompts)], choices)
+    assert all(getattr(reuse.requests, name).tolist() == column.tolist() for name, column in columns.items())
+    summed = prefix_reuse(reuse, log.phase == "measure")
     assert summed.total
     assert summed.expected
     assert (60, 60 * 240 // 2) == (summed.expected.requests, summed.expected.expected_tokens)
@@ -137,7 +174,7 @@ def test_a_turn_goes_on_with_its_conversation():
 
 
 @pytest.mark.parametrize("missing", ["cached", "cache", "text", "endpoint"])
-def test_without_counts_hits_texts_or_endpoints_nothing_is_known(missing: str):
+def test_without_counts_hits_texts_or_endpoints_nothing_is_known(missing: str, tmp_path: Path):
     row = {"index": 0, "status": "ok", "phase": "measure", "submit_ns": 0, "first_token_ns": 5, "input_tokens": 400}
     log = recordings.request_log(
         [row | {"endpoint_url": "http://a", "cached_tokens": {"cached": -1, "cache": 0}.get(missing, 16)}]
@@ -147,7 +184,47 @@ def test_without_counts_hits_texts_or_endpoints_nothing_is_known(missing: str):
     if missing == "endpoint":
         log = replace_columns(log, endpoint_url=np.array([""], dtype=object))
     assert isinstance(reuse_by_request(log, plan, log.endpoint_url), Missing)
-    assert UNSET is prefix_reuse(log, plan, log.endpoint_url, np.array([np.nan])).total
+    assert UNSET is prefix_reuse(reuse_of(tmp_path, log, plan), log.phase == "measure").total
+
+
+def pair_of_requests() -> tuple[RequestLog, list[PlannedRequest]]:
+    """Two requests of one prompt at one URL: of the second 16 tokens were cached."""
+    row = {"status": "ok", "phase": "measure", "endpoint_url": "http://a", "input_tokens": 400}
+    log = recordings.request_log([
+        {**row, "index": 0, "trace_id": "0", "submit_ns": 0, "first_token_ns": 5, "cached_tokens": 0},
+        {**row, "index": 1, "trace_id": "1", "submit_ns": 9, "first_token_ns": 12, "cached_tokens": 16},
+    ])  # fmt: skip
+    return log, [*plans(["a" * 1600] * 2)]
+
+
+@pytest.mark.parametrize("named_by", ["spans", "router", "nothing"])
+def test_an_engine_is_named_by_its_spans_else_by_its_router(named_by: str, tmp_path: Path):
+    """Two engines behind one URL: what the first had computed, the second had to compute again."""
+    log, planned = pair_of_requests()
+    choices = [RouterChoice(endpoint=name, expected_ratio=0.5) for name in ("x", "y")]
+    engines = {"clock": np.array(["p", "q"] if named_by == "spans" else ["", ""], dtype=object)}
+    reuse = reuse_of(tmp_path, log, planned, [] if named_by == "nothing" else choices, **engines)
+    names = {"spans": ["p", "q"], "router": ["x", "y"], "nothing": ["", ""]}[named_by]
+    assert names == reuse.requests.served_by.tolist()
+    assert ([np.nan] * 2 if named_by == "nothing" else [200, 200]) == pytest.approx(
+        reuse.requests.expected_cached_tokens.tolist(), nan_ok=True
+    )
+    elsewhere, evicted = ([0, 0], [0, 368]) if named_by == "nothing" else ([0, 368], [0, 0])
+    assert (elsewhere, evicted) == (reuse.requests.elsewhere_tokens.tolist(), reuse.requests.evicted_tokens.tolist())
+    row = requests_table(log, take(summaries.parts(), slice(0, 2)), reuse.requests).to_pylist()[1]
+    assert (names[1] or None, elsewhere[1], 16) == (row["served_by"], row["elsewhere_tokens"], row["new_tokens"])
+    assert (None if named_by == "nothing" else 200) == row["expected_cached_tokens"]
+
+
+@pytest.mark.parametrize("known_by", ["spans", "pages"])
+def test_a_decode_engines_counts_say_nothing_about_caches(known_by: str, tmp_path: Path):
+    """It counts what its prefill engine computed as cached; what a router expected is known all the same."""
+    log, planned = pair_of_requests()
+    shared = {"next_place": np.array([1, -1])} if known_by == "spans" else {}
+    reuse = reuse_of(tmp_path, log, planned, [RouterChoice("x", 0.5)] * 2, pools=known_by == "pages", **shared)
+    assert UNSET is prefix_reuse(reuse, log.phase == "measure").total
+    row = requests_table(log, take(summaries.parts(), slice(0, 2)), reuse.requests).to_pylist()[1]
+    assert ("x", 200, None) == (row["served_by"], row["expected_cached_tokens"], row["new_tokens"])
 
 
 def test_a_cache_of_longer_blocks_loses_nothing():

@@ -10,6 +10,7 @@ import pytest
 from recordings import request_log
 from series import PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
+from sidelight.correlator.load.reuse import request_reuse
 from sidelight.exporter.evaluation.correlation import ONLY_GREW, correlation_of
 from sidelight.exporter.evaluation.evaluate import evaluate
 from sidelight.exporter.evaluation.measured import measured_run, window_of
@@ -178,7 +179,7 @@ def test_an_overloaded_run_is_called_so():
 def test_no_length_of_a_queue_that_only_grew_is_a_threshold():
     """It says how long the load had lasted; neither summary nor report name a number of waiting requests."""
     run = overloaded()
-    unaware = correlation_of(measured_run(run)).tail_attribution.threshold
+    unaware = correlation_of(measured_run(run), request_reuse(run, None, pools=False)).tail_attribution.threshold
     assert unaware
     assert unaware.waiting is not None
     summary = evaluate(run).summary
