@@ -59,11 +59,12 @@ class Stays:
 
 def stays_of(requests: RequestLog, joined: Joined, spans: EngineSpans) -> Stays | Missing:
     """Return the stays of requests, or the reason why too few of them are known."""
-    prompt, cached = input_tokens(requests), requests.cached_tokens
+    prompt, shared = input_tokens(requests), joined.next_place >= 0
+    # A decode engine's reply counts what its prefill engine computed as cached.
+    cached = np.where(shared, -1, requests.cached_tokens)
     with np.errstate(invalid="ignore"):
         times_s = np.array([spans.queue_s, spans.prefill_s, spans.ttft_s])
     is_whole = np.append(np.isfinite(times_s).all(axis=0), False)  # the last place is that of no span
-    shared = joined.next_place >= 0
     known = is_whole[joined.place] & (is_whole[joined.next_place] | ~shared) & np.isfinite(prompt)
     sent = (requests.submit_ns >= 0) & (requests.http_status < 400)
     covered = float((known & sent).sum()) / max(1, int(sent.sum()))

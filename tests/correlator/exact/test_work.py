@@ -204,7 +204,10 @@ def test_too_few_spans_tell_nothing(without: int, is_known: bool):
 
 
 def test_each_engine_of_a_pair_has_waits_of_its_own():
-    """By its own steps and its own clock; a decode engine computes one token of a prompt that it loaded."""
+    """By its own steps and its own clock; a decode engine computes one token of a prompt that it loaded.
+
+    Its reply counts all of the prompt as cached, as vLLM's does; the prefill engine computed it all the same.
+    """
     prefill, decode = replace(LIMITS, kv_role="prefill"), replace(LIMITS, kv_role="decode", max_num_seqs=4)
     sent = [each.request for each in mixed_load(5).exchanges][:60]
     offsets_ns = [at * 60_000_000 for at in range(len(sent))]
@@ -225,7 +228,7 @@ def test_each_engine_of_a_pair_has_waits_of_its_own():
     )
     answers = {each.request.request_id: each for each in second.exchanges}
     log = log_of(replace(first, exchanges=[answers[each.request_id] for each in sent]))
-    log = replace(log, submit_ns=log_of(first).submit_ns)
+    log = replace(log, submit_ns=log_of(first).submit_ns, cached_tokens=log.input_tokens)
     stays = known_stays(log, spans_of(first, prefill), spans_of(second, decode))
     assert ["decode"] * 60 + ["prefill"] * 60 == sorted(stays.role.tolist())
     assert 2 == len(set(stays.engine.tolist()))
