@@ -145,6 +145,10 @@ class Board:
     phases: str
 
 
+# Each request is in one pool's numbers (`scraper.window.pools`); engines that serve alone have no role.
+OF_POOLS = {"prefill": 'role!="decode"', "decode": 'role!="prefill"', "neither": 'role=""'}
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Labels of a dashboard's series: those of a sidecar, and of the engines it scrapes."""
@@ -154,6 +158,11 @@ class Scope:
     @property
     def engine(self) -> str:
         return f'{self.client}, endpoint=~"$endpoint"'
+
+
+def of_pool(labels: str, pool: Literal["prefill", "decode", "neither"]) -> str:
+    """Return the labels of a quantity's engines: where two pools share requests, those of the pool that it is of."""
+    return f"{labels}, {OF_POOLS[pool]}"
 
 
 def quantile(q: float, metric: str, labels: str, window: str = "$__rate_interval") -> str:

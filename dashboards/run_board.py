@@ -15,6 +15,7 @@ from panels import (
     engines,
     last,
     lines,
+    of_pool,
     quantiles,
     share,
     table,
@@ -220,8 +221,8 @@ ONE_AXIS = PanelRow(
         lines(
             "Requests: waiting, running, in flight",
             {
-                "waiting": f"sum (sidelight_engine_requests_waiting{{{ENGINE}}})",
-                "running": f"sum (sidelight_engine_requests_running{{{ENGINE}}})",
+                "waiting {{role}}": f"sum by (role) (sidelight_engine_requests_waiting{{{ENGINE}}})",
+                "running {{role}}": f"sum by (role) (sidelight_engine_requests_running{{{ENGINE}}})",
                 "in flight, client": f"sum (sidelight_client_requests_in_flight{{{RUN}}})",
             },
             "Waiting rises with TTFT: the queue explains it. In flight well above waiting plus running: requests are "
@@ -234,7 +235,7 @@ ONE_AXIS = PanelRow(
                 "offered": total("sidelight_client_requests_scheduled_total", RUN),
                 "sent": total("sidelight_client_requests_submitted_total", RUN),
                 "ended": total("sidelight_client_requests_total", RUN),
-                "engine": total("sidelight_engine_requests_finished_total", ENGINE),
+                "engine": total("sidelight_engine_requests_finished_total", of_pool(ENGINE, "decode")),
             },
             "Offered above sent: our own generator or its cap is behind. Sent above ended for long: a queue grows. "
             "Engine above ended: it serves others too. A closed loop offers nothing by itself.",

@@ -11,6 +11,7 @@ from panels import (
     lines,
     mean,
     of_parts,
+    of_pool,
     quantile,
     stack,
     total,
@@ -18,7 +19,11 @@ from panels import (
 
 from sidelight.correlator.parts import INSIDE_PARTS, LABELS
 
-PHASES = (("queue", "queue_time"), ("prefill", "prefill_time"), ("decode", "decode_time"))
+PHASES = (
+    ("queue", "queue_time", "prefill"),
+    ("prefill", "prefill_time", "prefill"),
+    ("decode", "decode_time", "decode"),
+)
 LAST_ANSWER = "sidelight_engine_last_answer_timestamp_seconds"
 LIVE_DELAY = "Estimates come some seconds after the requests they are of."
 
@@ -59,7 +64,7 @@ def by_both_clocks(scope: Scope, width: int) -> Panel:
         "Mean TTFT by both clocks",
         {
             "client": mean("sidelight_client_ttft_seconds", scope.client),
-            "engine": mean("sidelight_engine_ttft_seconds", scope.engine),
+            "engine": mean("sidelight_engine_ttft_seconds", of_pool(scope.engine, "neither")),
         },
         "Means are exact on both sides. Their gap is what the engine does not see of a user's wait: the network, "
         "gateways, and HTTP before the engine's clock starts.",
@@ -70,13 +75,17 @@ def by_both_clocks(scope: Scope, width: int) -> Panel:
 def engine_row(scope: Scope) -> PanelRow:
     """Return the row of the engines' own metrics."""
     client, engine = scope.client, scope.engine
-    hits, lookups = (total(f"sidelight_engine_prefix_cache_{what}_total", engine) for what in ("hits", "queries"))
+    prompts, outputs = of_pool(engine, "prefill"), of_pool(engine, "decode")
+    hits, lookups = (total(f"sidelight_engine_prefix_cache_{what}_total", prompts) for what in ("hits", "queries"))
     return PanelRow(
         "Engine",
         (
             stack(
                 "Mean time by phase",
-                {phase: mean(f"sidelight_engine_{quantity}_seconds", engine) for phase, quantity in PHASES},
+                {
+                    phase: mean(f"sidelight_engine_{quantity}_seconds", of_pool(engine, pool))
+                    for phase, quantity, pool in PHASES
+                },
                 "Mean time a request spent in each phase, exact, over the requests that finished. Observed at finish: "
                 "what still waits is not in it.",
             ),
@@ -84,7 +93,7 @@ def engine_row(scope: Scope) -> PanelRow:
                 "Output tokens / s: client and engine",
                 {
                     "client": total("sidelight_client_output_tokens_total", client),
-                    "engine": total("sidelight_engine_generation_tokens_total", engine),
+                    "engine": total("sidelight_engine_generation_tokens_total", outputs),
                 },
                 "Engine above client for long: someone else uses the engine, or it generates what nobody receives "
                 "(cancelled requests).",
@@ -170,7 +179,7 @@ def distributions_row(scope: Scope) -> PanelRow:
             heatmap(
                 "TTFT, engine",
                 "sidelight_engine_ttft_seconds",
-                scope.engine,
+                of_pool(scope.engine, "neither"),
                 "The same by the engine's clock, in its own coarser buckets. A band only the client has arose in "
                 "between.",
             ),

@@ -15,6 +15,7 @@ from panels import (
     lines,
     mean,
     of_parts,
+    of_pool,
     quantile,
     quantiles,
     share,
@@ -159,8 +160,8 @@ ONE_AXIS = PanelRow(
         lines(
             "Requests: waiting, running",
             {
-                "waiting": f"sum (sidelight_engine_requests_waiting{{{ENGINE}}})",
-                "running": f"sum (sidelight_engine_requests_running{{{ENGINE}}})",
+                "waiting {{role}}": f"sum by (role) (sidelight_engine_requests_waiting{{{ENGINE}}})",
+                "running {{role}}": f"sum by (role) (sidelight_engine_requests_running{{{ENGINE}}})",
             },
             "Waiting rises with TTFT: the queue explains it.",
             unit="short",
@@ -169,7 +170,7 @@ ONE_AXIS = PanelRow(
             "Requests / s: clients and engines",
             {
                 "ended": total("sidelight_client_requests_total", WATCH),
-                "engine": total("sidelight_engine_requests_finished_total", ENGINE),
+                "engine": total("sidelight_engine_requests_finished_total", of_pool(ENGINE, "decode")),
                 "meets --slo up to ({{bound}})": HEADROOM,
             },
             "Engine above ended: it serves requests whose clients send no spans here. Up to: the rate at which the "

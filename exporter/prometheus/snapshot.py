@@ -141,6 +141,7 @@ class GatewayCounts(PageCounts):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounts(PageCounts):
     """Counts of one scraped endpoint, as an engine's. Those of its `gateway` stand beside them where it is a gateway's.
+    `role` is prefill or decode of an engine that shares requests with others.
 
     `scrapes` counts by outcome ("ok", or the kind of failure); `last_answer_s` is when the last page came, s Unix.
     `quantiles` are estimates of a period, unlike the histograms; `highest` is what each gauge was at most, by scrapes
@@ -150,6 +151,7 @@ class EngineCounts(PageCounts):
     endpoint: str
     engine: str = ""
     version: str = ""
+    role: str = ""
     gateway: GatewayCounts | None = None
     quantiles: EngineQuantiles = field(default_factory=dict)
     highest: Mapping[str, float] = field(default_factory=dict)

@@ -75,9 +75,14 @@ def points(snapshot: Snapshot) -> Iterator[tuple[MetricRow, list[Point]]]:
         (snapshot.watch, _WATCH),
     )
     common = _shown(snapshot.labels)
+    roles = {url: {"role": engine.role} for url, engine in engines.items() if engine.role}
     for part, rows in parts:
+        by_url = roles if rows is _ENGINES else {}
         for row in rows if part is not None else ():
-            if values := [Point({**common, **_shown(labels)}, value) for labels, value in _read(row, part)]:
+            if values := [
+                Point({**common, **_shown({**labels, **by_url.get(labels.get("endpoint", ""), {})})}, value)
+                for labels, value in _read(row, part)
+            ]:
                 yield row, values
 
 

@@ -241,10 +241,14 @@ class Engines:
         return self._waiting.take(now_ns / 1e9, waiting)
 
     def counts(self, version: str = "") -> tuple[EngineCounts, ...]:
-        """Return the counts of all endpoints with their quantiles; `version` is that of the leading engine."""
-        quantiles = self._quantiles.latest if self._quantiles else {}
+        """Return the counts of all endpoints with quantiles and roles; `version` is that of the leading engine."""
         engines = stated(list(self.views.values()), version)
-        return tuple(replace(counts, quantiles=quantiles.get(counts.endpoint, {})) for counts in engines)
+        if (known := self._quantiles) is None:
+            return engines
+        return tuple(
+            replace(engine, quantiles=known.latest.get(engine.endpoint, {}), role=known.roles.get(engine.endpoint, ""))
+            for engine in engines
+        )
 
 
 def _totals(histograms: Mapping[str, Cumulative]) -> Floats:

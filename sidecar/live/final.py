@@ -68,8 +68,14 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
     }
     window = Window(start_ns=summary.window.start_ns, end_ns=summary.window.end_ns)
     quantiles = {endpoint.url: estimated(endpoint, window) for endpoint in run.endpoints}
+    roles = stated_roles(summary)
     engines = tuple(
-        replace(engine, quantiles=quantiles.get(engine.endpoint, {}), highest=_highest(summary, engine.endpoint))
+        replace(
+            engine,
+            quantiles=quantiles.get(engine.endpoint, {}),
+            highest=_highest(summary, engine.endpoint),
+            role=roles.get(engine.endpoint, ""),
+        )
         for engine in latest.engines
     )
     return replace(
@@ -86,6 +92,11 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         verdicts=verdicts(summary),
         verdict=verdict,
     )
+
+
+def stated_roles(summary: Summary) -> dict[str, str]:
+    """Return the roles of engines' pages, by URL."""
+    return {page.url: page.role or "" for page in summary.server.endpoints}
 
 
 def _highest(summary: Summary, url: str) -> dict[str, float]:

@@ -17,6 +17,7 @@ from sidelight.scraper.engines.recognition import canonical, detect
 from sidelight.scraper.quantiles import read
 from sidelight.scraper.series.table import EndpointSeries, SeriesTable
 from sidelight.scraper.window.aggregate import EndpointShare, histograms
+from sidelight.scraper.window.pools import Role, roles_of
 from sidelight.scraper.window.statistics import fits_of
 from sidelight.scraper.window.window import Window, select_scrapes
 from sidelight.sidecar.live.tally import QUANTILES
@@ -28,9 +29,13 @@ MOST_SCRAPES = 1200  # of an endpoint while a run goes: an estimate takes 75 ms 
 
 @dataclass(slots=True)
 class QuantileView:
-    """Quantiles of each endpoint's pages, estimated anew now and then. `latest` are those of the last estimate."""
+    """Quantiles of each endpoint's pages, estimated anew now and then. `latest` are those of the last estimate.
+
+    `roles` are those of the endpoints, by all pages until then: a pause in the load takes none away.
+    """
 
     latest: Mapping[str, EngineQuantiles] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)
     _due_ns: int = 0
 
     def refresh(self, pages: Mapping[str, SeriesTable], window: Window) -> None:
@@ -41,7 +46,10 @@ class QuantileView:
             return
         self._due_ns = window.end_ns + round(1e9 * EVERY_S)
         begun_s, is_usual = thread_time(), any(self.latest.values())  # the first ones wait for imports
-        self.latest = {url: estimated(page.view(), window, most_scrapes=MOST_SCRAPES) for url, page in pages.items()}
+        views = {url: page.view() for url, page in pages.items()}
+        self.latest = {url: estimated(view, window, most_scrapes=MOST_SCRAPES) for url, view in views.items()}
+        roles = zip(views, roles_of(list(views.values())), strict=True)
+        self.roles = {url: role or self.roles.get(url, "") for url, role in roles}
         if is_usual:
             self._due_ns = window.end_ns + round(1e9 * max(EVERY_S, (thread_time() - begun_s) / MOST_SHARE))
 

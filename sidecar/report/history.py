@@ -30,7 +30,7 @@ from sidelight.rundir.printable.text import LONGEST_WORD
 from sidelight.scraper.series.table import EndpointSeries
 from sidelight.scraper.window.window import Window
 from sidelight.sidecar.live.engine import EngineView, about_engine, known_of, stated
-from sidelight.sidecar.live.final import final, verdicts
+from sidelight.sidecar.live.final import final, stated_roles, verdicts
 from sidelight.sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
 from sidelight.sidecar.live.tally import Tally, rates_so_far, reported_rates
 from sidelight.sidecar.options.checks import recorded_tags
@@ -62,7 +62,7 @@ def history(
     about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
     labels = {"run_id": run_id, **recorded_tags(run.manifest["config"].get("tag") or (), run.path / MANIFEST)}
     moments = list(_moments(run, after_ns, sent_ns))
-    quantiles = _Quantiles(start_ns=summary.window.start_ns)
+    quantiles = _Quantiles(start_ns=summary.window.start_ns, roles=stated_roles(summary))
     for at_ns in moments:
         now = int(np.searchsorted(ends_ns, at_ns, side="right"))
         if now > done:
@@ -95,17 +95,18 @@ def history(
 @dataclass(slots=True, kw_only=True)
 class _Quantiles:
     """Quantiles of engines since the start of the measured phase. They are estimated anew once the phase is a fifth
-    longer.
+    longer. `roles` are the engines', by the whole run.
     """
 
     start_ns: int
+    roles: Mapping[str, str]
     due_ns: int = 0
     latest: Mapping[str, EngineQuantiles] = field(default_factory=dict)
 
     def added(
         self, engines: Sequence[EngineCounts], endpoints: Sequence[EndpointSeries], at_ns: int
     ) -> tuple[EngineCounts, ...]:
-        """Return engines with their quantiles at a moment, or shortly before."""
+        """Return engines with their roles, and their quantiles at a moment, or shortly before."""
         if at_ns >= max(self.due_ns, self.start_ns + STEP_NS):
             self.due_ns = at_ns + (at_ns - self.start_ns) // 5
             window = Window(start_ns=self.start_ns, end_ns=at_ns)
@@ -113,7 +114,10 @@ class _Quantiles:
             self.latest = {
                 url: estimated(endpoint, window, most_scrapes=MOST_SCRAPES) for url, endpoint in until.items()
             }
-        return tuple(replace(engine, quantiles=self.latest.get(engine.endpoint, {})) for engine in engines)
+        return tuple(
+            replace(engine, quantiles=self.latest.get(engine.endpoint, {}), role=self.roles.get(engine.endpoint, ""))
+            for engine in engines
+        )
 
 
 def _moments(run: Run, after_ns: int | None, sent_ns: int) -> Iterator[int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from series import END, PREFILL, QUEUE, WAITING, gauge, histogram, scraped
+from series import END, PREFILL, QUEUE, WAITING, counter, gauge, histogram, scraped
 
-from sidelight.exporter.prometheus.snapshot import Cumulative, EngineCounts
+from sidelight.exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot
+from sidelight.exporter.prometheus.table import points
 from sidelight.scraper.series.log import rows
 from sidelight.scraper.targets.scrape import Scrape
 from sidelight.sidecar.live.engine import Engines, EngineView
@@ -41,6 +42,41 @@ def test_means_of_the_last_minute_are_of_all_engines():
         for row in rows(replace(scrape(second, page), url=url) for second, page in enumerate(pages)):
             engines.take(row)
     assert {"queue": 250.0} == engines.means_ms()
+
+
+def test_engines_of_a_pair_have_roles_that_a_pause_does_not_take():
+    """Of what is kept, ten seconds here; an engine that is gone has none."""
+    engines = Engines(keep_s=10.0)
+
+    def scraped_until(second: int, ended: int) -> dict[str, str]:
+        text = counter("vllm:request_success_total", ended) + counter("vllm:generation_tokens_total", ended)
+        text += counter("vllm:prompt_tokens_total", 100 * ended)
+        loads = gauge("vllm:num_requests_kv_fetch_by_stage", 0, labels=('stage="in_progress"',))
+        loads += counter("vllm:prompt_tokens_cached_by_source_total", 99 * ended, labels=('source="p2p"',))
+        for url, page in (("p", text), ("d", text + loads)):
+            for row in rows([replace(scrape(second, page), url=url)]):
+                engines.take(row)
+        engines.estimate_quantiles((second - 10) * 10**9, second * 10**9)
+        return {each.endpoint: each.role for each in engines.counts()}
+
+    assert {"p": "", "d": ""} == scraped_until(20, 0)
+    assert {"p": "prefill", "d": "decode"} == scraped_until(28, 40)
+    assert [{"p": "prefill", "d": "decode"}] * 2 == [scraped_until(second, 40) for second in (60, 90)]
+    engines.keep(["p"])
+    assert {"p": "prefill"} == {each.endpoint: each.role for each in engines.counts()}
+
+
+def test_a_pool_is_a_label_of_its_engines_alone():
+    """An engine without a role, and a count of scrapes, have the labels that they had."""
+    engines = [
+        EngineCounts(endpoint=role or "c", role=role, gauges={"requests_waiting": 2.0}, scrapes={"ok": 3})
+        for role in ("prefill", "decode", "")
+    ]
+    shown = points(Snapshot(version="1", run_id="r", phase="measure", engines=tuple(engines)))
+    labels = {row.name: [each.labels for each in values] for row, values in shown}
+    pools = [{"endpoint": role, "role": role} for role in ("prefill", "decode")]
+    assert [*pools, {"endpoint": "c"}] == labels["engine_requests_waiting"]
+    assert [{"endpoint": url, "outcome": "ok"} for url in ("prefill", "decode", "c")] == labels["scrapes"]
 
 
 @pytest.mark.parametrize("without", ["_bucket", '_bucket{le="+Inf"}', "_sum"])
