@@ -139,10 +139,13 @@ def of_sorted(ascending: Floats, q: float, tau: float, level: float = 0.95) -> Q
 
 
 def _quantile(ascending: Floats, q: float) -> float:
-    """Return the q-quantile of ascending values [n > 0]. `np.quantile` gives the same, and copies them all."""
+    """Return the q-quantile of ascending values [n > 0]. `np.quantile` gives the same to the bit, in a hundred times as
+    long.
+    """
     place = (len(ascending) - 1) * q
     below = math.floor(place)
-    return float(np.quantile(ascending[below : below + 2], place - below))
+    low, high, share = float(ascending[below]), float(ascending[min(below + 1, len(ascending) - 1)]), place - below
+    return high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share
 
 
 def _needed(tau: float, thin: float) -> int:
