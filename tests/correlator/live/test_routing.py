@@ -54,17 +54,17 @@ def with_one_more_at(second: int) -> Route:
     return lambda trace, at_s: by_trace(trace, at_s) if at_s >= second else 0
 
 
-def said(exports: Sequence[tuple[int, ExportRecord]], *, is_shard: bool = True) -> Iterator[tuple[float, str]]:
+def said(exports: Sequence[tuple[int, ExportRecord]], *, is_shard: bool = True) -> Iterator[tuple[int, str]]:
     """Yield when shard 0 says that spans reach others, s, and what."""
     shard = SpanRequests(nullcontext, is_shard=is_shard)
     waiting = [record for number, record in exports if number == 0]
-    for half_s in range(2 * 150):
-        now_ns = NOON + half_s * S // 2
+    for at_s in range(150):
+        now_ns = NOON + at_s * S
         while waiting and waiting[0].received_ns <= now_ns:
             shard.spans.take(waiting.pop(0))
         shard.ended(now_ns)
         if text := shard.count.breaking(now_ns).get(ELSEWHERE):
-            yield half_s / 2, text
+            yield at_s, text
 
 
 def test_round_robin_is_said_within_two_minutes():
