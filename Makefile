@@ -13,7 +13,7 @@ TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-machine lint faults engines gateways bench docs site lock release clean
+.PHONY: help demo test suite slow-machine lint faults engines gateways bench docs site lock release clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -21,7 +21,10 @@ help: ## what can be made
 demo: $(VENV)/run ## simulated engine + load + scrape + correlate + report, in about 20 s after set-up
 	@$(BIN)/sidelight demo
 
-test: lint ## lint, types and every test
+test: $(VENV)/dev ## lint, types and every test, side by side: types take one core for half a minute
+	@$(MAKE) --no-print-directory -j2 lint suite
+
+suite: $(VENV)/dev
 	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 slow-machine: $(VENV)/dev ## tests at the lowest priority beside spinning processes, ten times: which fail, how often
