@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from forking import Forked, can_fork
 from waiting import BOUND_S
 
 from sidelight.loadgen.recorder import STAT_NS
@@ -191,7 +192,7 @@ def until(fact: Callable[[], bool], what: str, *, deadline_s: float = BOUND_S) -
         time.sleep(0.02)
 
 
-class Command(subprocess.Popen[str]):
+class _Bounded(subprocess.Popen[str]):
     """A command that does not outlive the block of a test that fails; its children end with it."""
 
     def __exit__(
@@ -202,15 +203,29 @@ class Command(subprocess.Popen[str]):
         super().__exit__(kind, error, trace)
 
 
-def start(*arguments: str | Path, limit: int | None = None, **variables: str) -> Command:
-    """Start a command; `limit` is the hard limit of its open files, `variables` are added to its environment."""
+class Command(_Bounded):
+    """A command with an interpreter of its own."""
+
+
+class ForkedCommand(_Bounded, Forked):
+    """A command that finds its imports done."""
+
+
+def start(
+    *arguments: str | Path, limit: int | None = None, fresh: bool = False, **variables: str
+) -> subprocess.Popen[str]:
+    """Start a command; `limit` is the hard limit of its open files, `variables` are added to its environment.
+
+    `fresh`: with an interpreter of its own, as users start it.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")} | variables
 
     def lower() -> None:
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
-    return Command(
+    kind = ForkedCommand if not fresh and limit is None and can_fork(environment) else Command
+    return kind(
         [sys.executable, "-m", "sidelight", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -226,15 +241,15 @@ def ended(process: subprocess.Popen[str], path: Path, *, bound_s: float = BOUND_
     return Ended(code=process.returncode, out=out, err=err, path=path)
 
 
-def sidelight(*arguments: str | Path, path: Path = Path(), bound_s: float = BOUND_S) -> Ended:
+def sidelight(*arguments: str | Path, path: Path = Path(), bound_s: float = BOUND_S, fresh: bool = False) -> Ended:
     """Run a command to its end."""
-    with start(*arguments) as process:
+    with start(*arguments, fresh=fresh) as process:
         return ended(process, path, bound_s=bound_s)
 
 
 @contextmanager
-def engine(*options: str | Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a fast simulated engine, and yield its URL and process."""
+def engine(*options: str | Path, fresh: bool = False) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a fast simulated engine, and yield its URL and process; `fresh` as for `start`."""
     command = [
         sys.executable,
         "-m",
@@ -244,7 +259,7 @@ def engine(*options: str | Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         "--exit-on-eof",
         *map(str, options),
     ]
-    with Command(
+    with (Command if fresh or not can_fork(os.environ) else ForkedCommand)(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None

@@ -78,7 +78,7 @@ def test_a_directory_is_evaluated_in_so_much_time(tmp_path: Path):
 @pytest.mark.parametrize("option", [(), ("--untrusted",), ("--no-untrusted",)])
 def test_a_report_is_as_without_its_bounds(tmp_path: Path, option: tuple[str, ...]):
     path = golden_files.copied("two_engines", tmp_path)
-    reported = sidelight("report", path, *option, path=path)
+    reported = sidelight("report", path, *option, path=path, fresh=True)
     assert (0, "") == (reported.code, reported.err)
     assert "Where the TTFT went" in reported.out
 

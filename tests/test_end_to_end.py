@@ -61,7 +61,7 @@ class Simulated:
 def running(engine: Simulated, path: Path, *options: str) -> subprocess.Popen[str]:
     """Start a quiet run and return when the engine has answered so many of its requests, preflight included."""
     before = len(engine.finished())
-    process = start("run", "--url", engine.url, "--out", path, *QUIET, *LONG, *options)
+    process = start("run", "--url", engine.url, "--out", path, *QUIET, *LONG, *options, fresh=True)
     until(lambda: len(engine.finished()) >= before + ANSWERED or process.poll() is not None, f"{ANSWERED} answers")
     assert process.poll() is None, process.communicate()
     return process
@@ -85,7 +85,8 @@ def complete(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> End
     """An open loop to its end, with a warm-up."""
     path = tmp_path_factory.mktemp("complete") / "run"
     load = ("--rate", "16", "--requests", "48", "--warmup", "4", "--seed", "1")
-    return sidelight("run", "--url", f"{engine.url}/v1", *load, "--out", path, "--listen", "127.0.0.1:0", path=path)
+    arguments = ("run", "--url", f"{engine.url}/v1", *load, "--out", path, "--listen", "127.0.0.1:0")
+    return sidelight(*arguments, path=path, fresh=True)
 
 
 @pytest.fixture(scope="module")

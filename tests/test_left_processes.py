@@ -32,14 +32,14 @@ def test_a_failing_test_leaves_no_engine():
 
 def test_a_failing_test_leaves_no_command():
     """One that would go on for ever, were it waited for."""
-    with pytest.raises(FailedError), start("simulate", "--port", "0") as process:
+    with pytest.raises(FailedError), start("simulate", "--port", "0", fresh=True) as process:
         raise FailedError
     assert not alive(process.pid)
 
 
 def test_a_child_is_known_by_its_whole_name():
     """The receiver's has the scraper's, and an option may have any."""
-    with engine("--truth", "/dev/null") as (_, process):
+    with engine("--truth", "/dev/null", fresh=True) as (_, process):
         assert [process.pid] == child_processes(os.getpid(), "sidelight.simulator", "sidelight.simulat")
         assert [] == child_processes(os.getpid(), "sidelight.simul", "sidelight.simulator.engine")
         assert "simulator" in children(os.getpid())[process.pid]

@@ -109,7 +109,7 @@ def cluster() -> Iterator[Any]:
 
 def from_nodes(url: str, path: Path, cluster: Any, *options: str) -> Ended:
     arguments = ("run", "--url", url, "--out", path, "--ray", cluster.address, *QUIET, *options)
-    return sidelight(*arguments, path=path, bound_s=START_S)
+    return sidelight(*arguments, path=path, bound_s=START_S, fresh=True)
 
 
 @needs_ray

@@ -140,7 +140,7 @@ def test_a_run_outlives_the_reader_of_its_output(
     load = ("--rate", "40", "--requests", "4", "--warmup", "0", "--listen", "off")
     with (
         serving(Script()) as url,
-        start("run", "--url", f"{url}/good/gone", "--out", tmp_path / "run", *load, *options) as process,
+        start("run", "--url", f"{url}/good/gone", "--out", tmp_path / "run", *load, *options, fresh=True) as process,
     ):
         streams = {"stdout": process.stdout, "stderr": process.stderr}
         for name in closed:
@@ -155,7 +155,7 @@ def test_a_watch_outlives_the_reader_of_its_output(tmp_path: Path):
     """Its report is written all the same."""
     path = tmp_path / "watch"
     addresses = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0")
-    with start("watch", "--out", path, *addresses) as process:
+    with start("watch", "--out", path, *addresses, fresh=True) as process:
         process.stdout.close()
         while "HTTP/protobuf at" not in (line := process.stderr.readline()):
             assert line
