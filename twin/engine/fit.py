@@ -17,6 +17,7 @@ from sidelight.correlator.estimate.regression import nonnegative_least_squares
 from sidelight.rundir.columns import Floats, Ints, take
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import SpeedProfile
+from sidelight.twin.engine.play import StepFactors
 from sidelight.twin.engine.spans import SpannedRequests, decode_windows, laid_steps
 from sidelight.twin.engine.steps import (
     EngineSteps,
@@ -44,6 +45,7 @@ _LEAST_WAITING = 10  # steps
 _LEAST_IDLE = 8  # requests that came to an idle engine
 _LEAST_ROOMY = 0.2  # of the requests
 _LEAST_OF_SIZE, _STRAIGHT = 40, 0.1  # steps of a size, and the largest bias of one that a line may have
+_LEAST_FACTORS = 20  # of a kind of steps
 _MOST_ROWS, _SHORTEST_S = 20_000, 1e-9
 _WAITED = 2  # steps: less is an error of the front end
 
@@ -66,11 +68,11 @@ class EngineFit:
     seats       the most sequences at a time, None where no request ever waited for a seat
     budget      tokens of a step; where no step was full, the least that the run would not have met
     frontend_s  what a first token takes beyond its steps: values of requests, of which one is drawn
-    by_size     factors on steps by their sequences [seen.sequences + 1], as of graphs for some sizes; None: a line
-                through all steps is right within a tenth
+    by_size     factors on all but the prefill of steps, by their sequences [seen.sequences + 1], as of graphs for some
+                sizes; None: a line through all steps is right within a tenth
     residuals   logarithms of observed over fitted duration of steps, or by spans of decodes' mean steps [m], in the
                 order of time, beside `sequences` [m]
-    factors     those of single steps, in their order; None where only means of several are known
+    factors     those of single steps; None where only means of several are known
     """
 
     speed: SpeedProfile
@@ -81,7 +83,7 @@ class EngineFit:
     frontend_s: Floats
     by_size: Floats | None
     residuals: Floats
-    factors: Floats | None
+    factors: StepFactors | None
     sequences: Ints
     seen: Seen
     coherence: float
@@ -127,8 +129,7 @@ def fit(
         before = steps, prefills, speed
     if by_size is not None and isinstance(requests, SpannedRequests):
         return Missing("steps depend on the size of the batch, as with graphs, and spans show means of many alone")
-    sequences = _sizes(rows.table)
-    residuals = rows.residuals if by_size is None else rows.residuals - np.log(by_size[sequences])
+    residuals = np.log(windows.duration_s / _fitted_s(rows.table, speed, by_size))
     return EngineFit(
         speed=speed,
         steps=int(steps.is_whole.sum()),
@@ -138,8 +139,8 @@ def fit(
         frontend_s=frontends_s,
         by_size=by_size,
         residuals=residuals,
-        factors=np.exp(residuals) if isinstance(requests, StreamedRequests) else None,
-        sequences=sequences,
+        factors=_factors(rows.table, residuals) if isinstance(requests, StreamedRequests) else None,
+        sequences=_sizes(rows.table),
         seen=Seen(
             sequences=int((steps.decodes + prefills.prompts)[steps.is_whole].max()),
             prefill_tokens=int(prefills.tokens[steps.is_whole].max()),
@@ -202,12 +203,11 @@ def against(fitted: EngineFit, requests: EngineRequests) -> StepLogs:
         prefills = prefills_of(requests, steps, budget=fitted.budget, seats=fitted.seats, frontend_s=frontend_s)
         before = steps, prefills, speed
     table = _table(windows, steps, prefills)
-    by_size = 1.0 if fitted.by_size is None else fitted.by_size[np.minimum(_sizes(table), len(fitted.by_size) - 1)]
-    fitted_s = table @ [speed.step_s, speed.prefill_token_s, speed.sequence_s, speed.kv_token_s]
+    fitted_s = _fitted_s(table, speed, fitted.by_size)
     return StepLogs(
         end_s=steps.end_s[windows.until],
-        logs=np.log(windows.duration_s / np.maximum(fitted_s * by_size, _SHORTEST_S)),
-        prefill=speed.prefill_token_s * table[:, 1] / np.maximum(fitted_s, _SHORTEST_S),
+        logs=np.log(windows.duration_s / fitted_s),
+        prefill=speed.prefill_token_s * table[:, 1] / fitted_s,
     )
 
 
@@ -232,11 +232,29 @@ def _sizes(table: Floats) -> Ints:
     return np.asarray(np.rint(table[:, 2]), np.int64)
 
 
+def _fitted_s(table: Floats, speed: SpeedProfile, by_size: Floats | None) -> Floats:
+    """Return the duration of steps of some contents [m]."""
+    factor = 1.0 if by_size is None else by_size[np.minimum(_sizes(table), len(by_size) - 1)]
+    rest_s = table[:, [0, 2, 3]] @ [speed.step_s, speed.sequence_s, speed.kv_token_s]
+    return np.asarray(np.maximum(factor * rest_s + speed.prefill_token_s * table[:, 1], _SHORTEST_S))
+
+
+def _factors(table: Floats, residuals: Floats) -> StepFactors:
+    prefills = table[:, 1] > 0
+    several = min(prefills.sum(), (~prefills).sum()) >= _LEAST_FACTORS
+    kinds = (~prefills, prefills) if several else (slice(None), slice(None))
+    return StepFactors(*(np.exp(residuals[kind]) for kind in kinds))
+
+
 def _by_size(rows: _Rows) -> Floats | None:
-    """Return factors on steps by their sequences, None where a line fits."""
+    """Return factors on steps by their sequences, None where a line fits.
+
+    Longer steps say little of it: most of their time is prefill.
+    """
     sequences = _sizes(rows.table)
-    sizes = np.flatnonzero(np.bincount(sequences) >= _LEAST_OF_SIZE)
-    biases = np.array([np.median(rows.residuals[sequences == size]) for size in sizes])
+    short = 2 * rows.coefficients[1] * rows.table[:, 1] <= rows.table @ rows.coefficients
+    sizes = np.flatnonzero(np.bincount(sequences[short]) >= _LEAST_OF_SIZE)
+    biases = np.array([np.median(rows.residuals[short & (sequences == size)]) for size in sizes])
     if np.abs(biases).max(initial=0.0) <= _STRAIGHT:
         return None
     return np.asarray(np.exp(np.interp(np.arange(sequences.max() + 1), sizes, biases)))

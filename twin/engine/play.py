@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,22 +59,34 @@ class EngineTimes:
     preemptions: int
 
 
+class StepFactors(NamedTuple):
+    """Factors on the durations of single steps, in their order: of decodes alone, and of those that prefill.
+
+    What delays a step by chance is a larger part of a short one.
+    """
+
+    decode: Floats
+    prefill: Floats
+
+
 def play(
     load: EngineLoad,
     engine: EngineSettings,
     *,
     seed: int | None = None,
-    factors: Floats | None = None,
+    factors: StepFactors | None = None,
     by_size: Floats | None = None,
 ) -> EngineTimes:
     """Play a load to its end. Prefixes are cached as the load says; jitter is drawn by `seed`, or the engine's.
 
     With `factors` steps are longer by stretches of these, drawn from them as they stand, in place of the engine's
-    jitter; with `by_size` by that of their number of sequences too, the last for all beyond. Cost: some 15 us a request
-    and as much a prefill step.
+    jitter; with `by_size` all but their prefill is by that of their number of sequences too, the last for all beyond.
+    Cost: some 15 us a request and as much a prefill step.
     """
-    jitters = _Jitters(engine.speed.jitter_ratio, engine.seed if seed is None else seed, factors)
-    return _Player(load, engine, jitters, [1.0] if by_size is None else by_size.tolist()).run()
+    ratio, seed = engine.speed.jitter_ratio, engine.seed if seed is None else seed
+    jitters = _Jitters(ratio, seed, factors and factors.decode)
+    of_prefills = jitters if factors is None else _Jitters(ratio, seed, factors.prefill)
+    return _Player(load, engine, jitters, of_prefills, [1.0] if by_size is None else by_size.tolist()).run()
 
 
 class _Player:
@@ -82,7 +95,14 @@ class _Player:
     A running decode holds one token more with each step, so its length stays a constant above the step's number.
     """
 
-    def __init__(self, load: EngineLoad, engine: EngineSettings, jitters: _Jitters, by_size: Sequence[float]) -> None:
+    def __init__(
+        self,
+        load: EngineLoad,
+        engine: EngineSettings,
+        jitters: _Jitters,
+        of_prefills: _Jitters,
+        by_size: Sequence[float],
+    ) -> None:
         self.load, self.engine = load, engine
         self.by_size = [*by_size, *[by_size[-1]] * max(0, engine.max_num_seqs + 1 - len(by_size))]
         self.cached: Sequence[int] = np.minimum(load.cached_tokens, load.prompt_tokens - 1).tolist()
@@ -90,7 +110,7 @@ class _Player:
         self.to_come: list[int] = load.output_tokens.tolist()  # outputs
         n = len(self.length)
         self.arrival, self.first, self.last = [0.0] * n, [-1.0] * n, [-1.0] * n
-        self.jitters = jitters
+        self.jitters, self.of_prefills = jitters, of_prefills
         self.now_s = 0.0
         self.next = n if load.arrival_s is not None else min(load.concurrency, n)
         at_s = [0.0] * self.next if load.arrival_s is None else load.arrival_s.tolist()
@@ -188,12 +208,11 @@ class _Player:
         if not (decodes or sequences):
             return
         self.most_running = max(self.most_running, decodes + sequences)
-        duration_s = (
-            speed.step_s
-            + speed.prefill_token_s * tokens
-            + speed.sequence_s * (decodes + sequences)
-            + speed.kv_token_s * (self.kv + decodes + held)
-        ) * (self.by_size[decodes + sequences] * self.jitters.take())
+        rest_s = (
+            speed.step_s + speed.sequence_s * (decodes + sequences) + speed.kv_token_s * (self.kv + decodes + held)
+        ) * self.by_size[decodes + sequences]
+        jitters = self.of_prefills if tokens else self.jitters
+        duration_s = (rest_s + speed.prefill_token_s * tokens) * jitters.take()
         if budget <= 0 and (self.waiting or self.prefill is not None):
             self.budget_s += duration_s
         elif short_of_blocks:
