@@ -139,7 +139,7 @@ def refusal(requests: EngineRequests, fitted: EngineFit, missed: Misfit) -> str:
     if fitted.coherence < LEAST_COHERENCE:
         return (
             f"in a step only {fitted.coherence:.0%} of the sequences under way got a token: tokens are not of one "
-            "engine's steps, as behind a router or a data-parallel engine"
+            "engine's steps, as behind a router or a data-parallel engine, or with a client on a busy machine"
         )
     if reason := _by_time(fitted):
         return reason

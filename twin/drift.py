@@ -184,6 +184,7 @@ def continued(history: EngineHistory, requests: SpannedRequests, origin_s: float
     end_s = now_s - late_s
     if end_s - begin_s < LEAST_S:
         return history
+    requests = take(requests, requests.last_s >= begin_s - origin_s - 2 * late_s)  # others ran before all that is new
     steps = against(history.fitted, requests)
     of_steps, sent = (
         (at_s >= begin_s) & (at_s < end_s) for at_s in (origin_s + steps.end_s, origin_s + requests.submit_s)

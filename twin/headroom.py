@@ -175,9 +175,9 @@ class _Search:
         return True
 
     def extend(self, ratio: float, factor: float, *, end: int) -> None:
-        """Predict for rates further up or down, to the first on the other side."""
-        while 1 / _FAR < ratio < _FAR and self.look(ratio) and (self.overruns[ratio][end] > 0) != (factor > 1):
-            ratio, factor = ratio * factor, factor**1.5
+        """Predict for further rates, to the first on the other side or _FAR."""
+        while self.look(ratio) and (self.overruns[ratio][end] > 0) != (factor > 1) and 1 / _FAR < ratio < _FAR:
+            ratio, factor = float(np.clip(ratio * factor, 1 / _FAR, _FAR)), factor**1.5
 
     def refine(self) -> None:
         """Predict once more where the rates on both sides of the estimate are far apart."""

@@ -114,7 +114,7 @@ def _unfit(run: Run, requests: EngineRequests, finished: float) -> str:
     sent = int(np.sum(log.submit_ns >= 0))
     is_watch = isinstance(run, WatchRun)
     if not sent:
-        return f"nothing was sent in it: {NO_CLIENTS if is_watch else 'give a run with a load'}"
+        return NO_CLIENTS if is_watch else "nothing was sent in it: give a run with a load"
     if len(requests) < LEAST_WHOLE * sent:
         return (
             f"of {sent} requests {len(requests)} succeeded with a prompt, an output and token times that are known, "

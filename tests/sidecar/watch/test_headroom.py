@@ -92,6 +92,11 @@ def test_seats_that_did_not_show_leave_a_least_headroom(tmp_path: Path) -> None:
     assert ratios(light) == {}
 
 
+def test_more_than_four_times_is_a_least_headroom(tmp_path: Path) -> None:
+    light = watched(tmp_path, engine(max_num_seqs=64), 1.0, "ttft_p99<9s", known="max-num-seqs=64")
+    assert "at least 4.00 times" in light.headroom
+
+
 def test_engines_spans_alone_will_do(tmp_path: Path) -> None:
     view = watched(tmp_path, engine(), 4.5, "ttft_p99<2s", known="max-num-seqs=16", clients=False)
     assert "TTFT p99 crosses" in view.headroom  # of a traffic that has paused since then
