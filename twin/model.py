@@ -20,6 +20,7 @@ from sidelight.twin.scenario import Twin
 
 #: Of the requests that were sent: others took steps that the fit cannot see.
 LEAST_WHOLE, MOST_OTHERS = 0.95, 1.05
+BLUR = 1.1  # of seats: stamps that jitter let more sequences seem to be in a step
 NO_CLIENTS = (
     "no client or gateway before the engine sent spans. Let one send them, with the time of the first token; from the "
     "engine's spans alone `watch --slo` says the headroom"
@@ -69,7 +70,7 @@ def tested_twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Mi
     fitted = fit(requests, budget=known.get("max-num-batched-tokens"), seats=seats)
     if isinstance(fitted, Missing):
         return fitted
-    if seats is not None and seats < fitted.seen.sequences:
+    if seats is not None and fitted.seen.sequences > BLUR * seats + 1:
         return Missing(
             f"max-num-seqs={seats} is stated, and {fitted.seen.sequences} sequences were in a step: state the engine's"
         )

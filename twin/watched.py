@@ -17,6 +17,7 @@ from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued,
 from sidelight.twin.engine.fit import fit
 from sidelight.twin.engine.spans import from_origin, spanned_requests
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
+from sidelight.twin.model import BLUR
 from sidelight.twin.scenario import settings_of
 
 FIRST_S = 900.0  # of a watch: what the engine's steps are fitted to
@@ -29,6 +30,11 @@ class ShownSeats(NamedTuple):
 
     most: int = 0
     limit: int | None = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether a limit showed and was kept to, but for the blur of stamps."""
+        return self.limit is not None and self.most <= BLUR * self.limit + 1
 
 
 @dataclass(slots=True)
@@ -155,9 +161,9 @@ def _bounds(change: LastingChange | None) -> dict[str, float]:
 
 def other_seats(before: ShownSeats, since: ShownSeats) -> str:
     """Return a clause on the other seats of a restarted engine, "" for none."""
-    if since.limit is not None and since.limit != before.limit and before.most > since.limit + 1:
+    if since.is_sure and since.limit and before.most > BLUR * since.limit + 1:
         return f"at most {since.limit} requests run at a time while others wait, and before up to {before.most} ran"
-    if before.limit is not None and since.most > before.limit + 1:
+    if before.is_sure and before.limit and since.most > BLUR * before.limit + 1:
         return f"up to {since.most} requests run at a time, and before at most {before.limit} did while others waited"
     return ""
 
