@@ -1,11 +1,11 @@
 """How right `sidelight predict` is: simulated engines of many kinds, each fitted to a minute at half of its capacity.
 
-    python benchmarks/prediction.py --worlds 200
-    python benchmarks/prediction.py --worlds 40 --spans    # of each request its first and last token alone
+    PYTHONPATH=tests python benchmarks/prediction.py --worlds 200 --minutes 40
 
 A world is an engine (seats 4 to 256, budget 256 to 8192, four speeds), a traffic (lengths, a shared prefix of 0 to
 80 %) and KV blocks. Its run goes through the simulated engine, whose tokens are all that the twin gets, beside the
-settings; other loads and settings are predicted, and played on the true engine with fresh arrivals and requests.
+settings, or of each request its first and last token alone, as spans have them; other loads and settings are predicted,
+and played on the true engine with fresh arrivals and requests.
 Printed are the median error of the predicted median against that of the fresh runs, and how many of these each 90 %
 interval holds.
 """
@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 from played_runs import NETWORK_S, arrivals, streamed
@@ -183,50 +185,73 @@ def scarce_blocks(requests: EngineRequests) -> int:
     return int(max(held.max() // (2 * BLOCK), 4 * tokens.max() // BLOCK + 8))
 
 
+class Outcome(NamedTuple):
+    """A prediction beside fresh runs of the true engine: its error and the share of them that it holds, [3, 3] each."""
+
+    fitted_to: str
+    label: str
+    error: Floats
+    held: Floats
+
+
+def twin_of(of: World, requests: EngineRequests, duration_s: float) -> Twin | None:
+    """Return the twin of a world's run, None where it is refused."""
+    fitted = fit(requests, seats=of.engine.max_num_seqs)
+    missed = fitted if isinstance(fitted, Missing) else misfit(requests, fitted, engine_of(fitted))
+    if isinstance(fitted, Missing) or isinstance(missed, Missing) or refusal(requests, fitted, missed):
+        return None
+    return Twin(
+        requests=requests,
+        fitted=fitted,
+        engine=engine_of(fitted),
+        missed=missed,
+        arrival=Arrival(kind="poisson", rate_per_s=1.0),
+        concurrency=None,
+        duration_s=duration_s,
+    )
+
+
+def outcomes(of: World) -> tuple[list[Outcome], list[str]]:
+    """Return the outcomes of a world, and which fits are refused."""
+    most_per_s = capacity(of)
+    duration_s = min(RUN_S, MOST_REQUESTS / (0.5 * most_per_s))
+    run = recorded(of, 0.5 * most_per_s, duration_s)
+    twins = {"tokens": twin_of(of, run, duration_s), "spans": twin_of(of, spanned(run), duration_s)}
+    rows = []
+    for scenario, engine in scenarios(of, most_per_s, scarce_blocks(run)):
+        predictions = {name: predict(twin, scenario) for name, twin in twins.items() if twin is not None}
+        shown = np.array([fresh(of, scenario, engine, duration_s, seed) for seed in range(FRESH)] if predictions else 0)
+        for name, prediction in predictions.items():
+            if isinstance(prediction, Prediction):
+                error = np.abs(np.log(prediction.median / np.median(shown, axis=0)))
+                held = np.mean((shown >= prediction.low) & (shown <= prediction.high), axis=0)
+                rows.append(Outcome(name, scenario.label, error, held))
+    return rows, [name for name, twin in twins.items() if twin is None]
+
+
 def main() -> None:
     """Print a row a scenario."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="number of the first world")
-    parser.add_argument("--spans", action="store_true", help="fit to first and last tokens")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="begin no world after these")
     asked = parser.parse_args()
-    cells: dict[str, list[tuple[Floats, Floats]]] = {}
-    refused = 0
+    rows, refused, played = list[Outcome](), list[str](), 0
+    end_s = monotonic() + 60 * asked.minutes
     for number in range(asked.first, asked.first + asked.worlds):
-        of = world(number)
-        most_per_s = capacity(of)
-        duration_s = min(RUN_S, MOST_REQUESTS / (0.5 * most_per_s))
-        streamed_run = recorded(of, 0.5 * most_per_s, duration_s)
-        requests: EngineRequests = spanned(streamed_run) if asked.spans else streamed_run
-        fitted = fit(requests, seats=of.engine.max_num_seqs)
-        missed = Missing("") if isinstance(fitted, Missing) else misfit(requests, fitted, engine_of(fitted))
-        if isinstance(fitted, Missing) or isinstance(missed, Missing) or refusal(requests, fitted, missed):
-            refused += 1
-            continue
-        twin = Twin(
-            requests=requests,
-            fitted=fitted,
-            engine=engine_of(fitted),
-            missed=missed,
-            arrival=Arrival(kind="poisson", rate_per_s=1.0),
-            concurrency=None,
-            duration_s=duration_s,
-        )
-        for scenario, engine in scenarios(of, most_per_s, scarce_blocks(requests)):
-            prediction = predict(twin, scenario)
-            if not isinstance(prediction, Prediction):
-                continue
-            shown = np.array([fresh(of, scenario, engine, duration_s, seed) for seed in range(FRESH)])
-            error = np.abs(np.log(prediction.median / np.median(shown, axis=0)))
-            held = np.mean((shown >= prediction.low) & (shown <= prediction.high), axis=0)
-            cells.setdefault(scenario.label, []).append((error, held))
-    print(f"{asked.worlds} worlds, {refused} refused; median error of TTFT, TPOT, E2E at p50, p90, p99 in %; held in %")
-    for label, rows in cells.items():
-        error = 100 * np.nanmedian([row[0] for row in rows], axis=0)
-        held = 100 * np.nanmean([row[1] for row in rows], axis=0)
-        shown_error = "  ".join(" ".join(f"{each:4.1f}" for each in row) for row in error)
-        shown_held = "  ".join(" ".join(f"{each:3.0f}" for each in row) for row in held)
-        print(f"{label:18}{len(rows):4}   {shown_error}   | {shown_held}")
+        if monotonic() < end_s:
+            of_world, refusals = outcomes(world(number))
+            rows, refused, played = rows + of_world, refused + refusals, played + 1
+    for name in ("tokens", "spans"):
+        print(f"{played} worlds by {name}, {refused.count(name)} refused; median error of TTFT, TPOT, E2E at p50, p90, "
+              "p99 in %; held in %")  # fmt: skip
+        for label in dict.fromkeys(row.label for row in rows):
+            some = [row for row in rows if (row.fitted_to, row.label) == (name, label)]
+            error = 100 * np.nanmedian([row.error for row in some], axis=0)
+            held = 100 * np.nanmean([row.held for row in some], axis=0)
+            shown_error = "  ".join(" ".join(f"{each:4.1f}" for each in row) for row in error)
+            shown_held = "  ".join(" ".join(f"{each:3.0f}" for each in row) for row in held)
+            print(f"{label:18}{len(some):4}   {shown_error}   | {shown_held}")
 
 
 if __name__ == "__main__":
