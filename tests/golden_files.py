@@ -15,12 +15,15 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.evaluation.evaluate import Evaluated, evaluate
 from sidelight.sidecar.report import derive as report
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,6 +54,12 @@ class Difference:
 def names() -> list[str]:
     """Return the names of all recorded runs."""
     return sorted(path.parent.name for path in GOLDEN.glob(f"*/{MANIFEST}"))
+
+
+@cache
+def evaluated(name: str) -> Evaluated:
+    """Return what a recorded run is evaluated to, once for all tests of a process that only look at it."""
+    return evaluate(open_run(GOLDEN / name))
 
 
 def copied(name: str, into: Path) -> Path:

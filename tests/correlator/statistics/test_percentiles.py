@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
-from golden_files import GOLDEN
+from golden_files import evaluated
 
-from sidelight.correlator.opening import open_run
 from sidelight.correlator.statistics.intervals import quantile
-from sidelight.sidecar.report.derive import derive_run
 
 
-def test_intervals_are_of_the_percentiles_that_the_summary_has(tmp_path: Path):
+def test_intervals_are_of_the_percentiles_that_the_summary_has():
     """Of the client's times and of the parts of the TTFT alike."""
-    path = tmp_path / "run"
-    shutil.copytree(GOLDEN / "vllm_spans", path, ignore=shutil.ignore_patterns("expected"))
-    summary = derive_run(open_run(path)).summary
+    summary = evaluated("vllm_spans").summary
     percentiles, client, parts = summary.methodology.percentiles, summary.client, summary.correlation.breakdown
     described = {
         "ttft_ms": client.ttft_ms, "tpot_ms": client.tpot_ms, "e2e_ms": client.e2e_ms,
@@ -31,11 +24,9 @@ def test_intervals_are_of_the_percentiles_that_the_summary_has(tmp_path: Path):
             assert getattr(percentiles[name], label).estimate == pytest.approx(getattr(times, label)), (name, label)
 
 
-def test_requests_are_taken_in_the_order_in_which_they_were_sent(tmp_path: Path):
+def test_requests_are_taken_in_the_order_in_which_they_were_sent():
     """In the order in which several workers' logs are read they would resemble their neighbours less."""
-    path = tmp_path / "run"
-    shutil.copytree(GOLDEN / "vllm_spans", path, ignore=shutil.ignore_patterns("expected"))
-    run = derive_run(open_run(path))
+    run = evaluated("vllm_spans")
     log = run.run.requests
     sent = np.argsort(log.submit_ns, kind="stable")
     measured = sent[(log.phase == "measure")[sent] & (log.status == "ok")[sent]]

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_files import GOLDEN
+from golden_files import evaluated
 
-from sidelight.correlator.opening import open_run
 from sidelight.exporter.document import Line, Prose
 from sidelight.exporter.evaluation.evaluate import Evaluated
 from sidelight.exporter.html.live import LiveColumns, state_event
@@ -24,7 +23,6 @@ from sidelight.exporter.html.page import LIVE_SCRIPTS, live_page
 from sidelight.loadgen.requests.table.log import RequestLog
 from sidelight.rundir.columns import take
 from sidelight.scraper.series.log import FailureRecord, ScrapeRow
-from sidelight.sidecar.report.derive import derive_run
 
 NODE = shutil.which("node")
 ATTACK = "</script><img src=x onerror=alert(1)>"
@@ -82,10 +80,8 @@ def shown(*groups: tuple[list[bytes], float]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
-    path = tmp_path_factory.mktemp("live") / "run"
-    shutil.copytree(GOLDEN / "vllm_spans", path, ignore=shutil.ignore_patterns("expected"))
-    return derive_run(open_run(path), ["json"])
+def run() -> Evaluated:
+    return evaluated("vllm_spans")
 
 
 def sent_ms(log: RequestLog, start_ns: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -14,12 +14,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from golden_files import GOLDEN
+from golden_files import evaluated
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 from waiting import BOUND_S
 
-from sidelight.correlator.opening import open_run
 from sidelight.exporter.evaluation.evaluate import Evaluated
 from sidelight.exporter.otlp.metrics import metric_exports
 from sidelight.exporter.otlp.send import send
@@ -28,7 +27,6 @@ from sidelight.rundir.access import Access
 from sidelight.rundir.columns import take
 from sidelight.scraper.spans.spec import METRICS
 from sidelight.sidecar.cli.measuring import free_pair
-from sidelight.sidecar.report.derive import derive_run
 from sidelight.sidecar.report.history import history
 from sidelight.sidecar.report.span_export import span_source
 
@@ -37,14 +35,9 @@ START_NS = 10**18
 CLIENT = {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "server.address", "server.port"}
 
 
-def derived(name: str, directory: Path) -> Evaluated:
-    shutil.copytree(GOLDEN / name, directory / name, ignore=shutil.ignore_patterns("expected"))
-    return derive_run(open_run(directory / name), ["json"])
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
-    return derived("vllm_spans", tmp_path_factory.mktemp("otlp"))
+def run() -> Evaluated:
+    return evaluated("vllm_spans")
 
 
 def steps(run: Evaluated) -> Iterator[Any]:
@@ -111,9 +104,9 @@ def test_each_metric_ends_at_what_was_observed(run: Evaluated):
     assert bounds == list(last(every, "gen_ai.client.operation.duration")[0].explicit_bounds)
 
 
-def test_what_the_engine_said_of_each_request_is_in_the_server_metrics(run: Evaluated, tmp_path: Path):
+def test_what_the_engine_said_of_each_request_is_in_the_server_metrics(run: Evaluated):
     """By its spans; else its page's own histograms stand for them, whose start it does not say."""
-    plain = derived("vllm_plain", tmp_path)
+    plain = evaluated("vllm_plain")
     *_, (_, snapshot) = steps(plain)
     (of_page,) = last(metrics(plain), "gen_ai.server.time_to_first_token")
     assert (of_page.sum, of_page.start_time_unix_nano) == (snapshot.engines[0].histograms["ttft"].sum_s, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
-from golden_files import GOLDEN, names
+from golden_files import GOLDEN, evaluated, names
 from logs import request_log
 from msgspec import structs
 
@@ -40,10 +40,9 @@ LATEST = Snapshot(version="1", run_id="r", phase="measure")
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
+def test_the_final_numbers_are_those_of_the_report(name: str):
     """Requests, quantiles to the bit, and the sums of every part; of the engine, what the report calls resolved."""
-    shutil.copytree(GOLDEN / name, tmp_path / name, ignore=shutil.ignore_patterns("expected"))
-    derived = derive_run(open_run(tmp_path / name), ["json"])
+    derived = evaluated(name)
     summary = derived.summary
     pages = {page.url: page for page in summary.server.endpoints}
     latest = replace(LATEST, engines=tuple(EngineCounts(endpoint=url) for url in pages))
@@ -78,7 +77,7 @@ def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
 def test_quantiles_of_engines_while_a_run_goes_are_those_of_its_report(tmp_path: Path):
     """With the same pages, to the bit; of the measured phase, so that the warm-up is not in them."""
     shutil.copytree(GOLDEN / "vllm_spans", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
-    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    derived = evaluated("vllm_spans")
     with LiveRun(tmp_path / "run", run_id="r", clock=anchor(), planned_s=None, stale_s=2.5) as live:
         live.enter("measure", start_ns=derived.summary.window.start_ns)
         live.snapshot()
@@ -118,10 +117,9 @@ def test_objectives_end_as_the_report_has_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", names())
-def test_no_counter_of_the_client_falls_when_the_report_comes(name: str, tmp_path: Path):
+def test_no_counter_of_the_client_falls_when_the_report_comes(name: str):
     """Prometheus takes a fall for a restart, and counts all anew: also where sums round otherwise, batch by batch."""
-    shutil.copytree(GOLDEN / name, tmp_path / name, ignore=shutil.ignore_patterns("expected"))
-    derived = derive_run(open_run(tmp_path / name), ["json"])
+    derived = evaluated(name)
     log = take(derived.run.requests, derived.run.requests.phase == "measure")
     tally = Tally()
     for row in range(len(log)):
@@ -252,10 +250,9 @@ async def test_ctrl_c_does_not_wait_for_a_browser_that_does_not_read():
     await browser.aclose()
 
 
-def test_rates_verdicts_and_classes_end_as_the_report_has_them(tmp_path: Path):
+def test_rates_verdicts_and_classes_end_as_the_report_has_them():
     """Tiles show the throughput and the realised rate to the digit, and tables whether the generator is trusted."""
-    shutil.copytree(GOLDEN / "two_engines", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
-    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    derived = evaluated("two_engines")
     summary = derived.summary
     last = final(LATEST, derived.run, derived.parts, summary)
     assert last.client is not None
@@ -271,10 +268,9 @@ def test_rates_verdicts_and_classes_end_as_the_report_has_them(tmp_path: Path):
         assert last.client.class_quantiles[name, "ttft", "0.99"] == pytest.approx((requests.ttft_ms.p99 or 0) / 1e3)
 
 
-def test_parts_that_the_report_estimates_lower_do_not_fall(tmp_path: Path):
+def test_parts_that_the_report_estimates_lower_do_not_fall():
     """Prometheus would take that for a restart and count all anew; the means are the report's all the same."""
-    shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
-    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    derived = evaluated("vllm_plain")
     plain = final(LATEST, derived.run, derived.parts, derived.summary).parts
     assert plain is not None
     later = {
@@ -295,10 +291,9 @@ def test_parts_that_the_report_estimates_lower_do_not_fall(tmp_path: Path):
     assert plain.ttft_means_s["queue"] == pytest.approx((queue.mean or 0) / 1e3, rel=1e-9)
 
 
-def test_parts_below_nothing_leave_the_means_of_the_ttft_whole(tmp_path: Path):
+def test_parts_below_nothing_leave_the_means_of_the_ttft_whole():
     """A stamp that is a little late makes a part negative; its histogram counts that as nothing, the mean does not."""
-    shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
-    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    derived = evaluated("vllm_plain")
     parts = derived.parts
     late_s = np.where(np.arange(len(parts.ttft_s)) % 3, 0.0, parts.network_s + 0.002)
     late = replace(parts, network_s=parts.network_s - late_s, other_s=parts.other_s + late_s)
