@@ -150,7 +150,7 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
         "--kv-transfer",
         default="5ms",
         metavar="LATENCY[+BANDWIDTH]",
-        help="time to load a prompt's KV cache with --role decode, as in 5ms+10GB/s; a token has 128 KiB",
+        help="time to load a prompt's KV cache with --role decode (SGLang's --role prefill sends it), as in 5ms+10GB/s",
     )
     add(
         "--kv-load",
@@ -173,6 +173,7 @@ def _router(options: argparse.Namespace) -> RouterSettings:
     return RouterSettings(
         prefill_url=prefill_url,
         decode_url=decode_url,
+        at_once=options.engine == "sglang",
         hold_s=_seconds("--hold", options.hold),
         host=options.host,
         port=options.port,

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import ClientConnectionError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
 from sidelight.simulator.api.requests import RefusedError, read
-from sidelight.simulator.api.service import url_of
+from sidelight.simulator.api.service import errors_as_json, url_of
 from sidelight.simulator.engine.driver import anchored_clock
-from sidelight.simulator.server import errors_as_json
 from sidelight.simulator.settings import RouterSettings
 from sidelight.simulator.telemetry.truth import opened
 
@@ -79,6 +79,8 @@ async def _route(request: web.Request) -> web.StreamResponse:
     if "max_completion_tokens" in asked:
         asked["max_completion_tokens"] = 1
     try:
+        if router.settings.at_once:
+            return await _route_at_once(request, body, headers, stamps)
         stamps["prefill_call_ns"] = router.clock()
         async with await _asked(request, router.settings.prefill_url, msgspec.json.encode(asked), headers) as reply:
             answer = await reply.read()
@@ -95,6 +97,31 @@ async def _route(request: web.Request) -> web.StreamResponse:
         if router.truth is not None:
             line = {"request_id": headers["x-request-id"]} | stamps | {"end_ns": router.clock()}
             router.truth.write(msgspec.json.encode(line).decode() + "\n")
+
+
+async def _route_at_once(
+    request: web.Request, body: dict[str, Any], headers: dict[str, str], stamps: dict[str, Any]
+) -> web.StreamResponse:
+    """Ask both engines at once, to meet in a room at the prefill engine; a refusal of either is the answer."""
+    router = request.app[_ROUTER]
+    await asyncio.sleep(router.settings.hold_s)
+    prefill = urlsplit(router.settings.prefill_url)
+    number = uuid.uuid4().int >> 65
+    room = {"bootstrap_host": prefill.hostname, "bootstrap_port": prefill.port or 80, "bootstrap_room": number}
+    content = msgspec.json.encode(body | room)
+    stamps["prefill_call_ns"] = stamps["decode_call_ns"] = router.clock()
+    urls = (router.settings.prefill_url, router.settings.decode_url)
+    asked = [asyncio.create_task(_asked(request, url, content, headers)) for url in urls]
+    try:
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        first = next(task for task in asked if task.done())
+        reply = await (first if first.exception() or first.result().status != 200 else asked[1])
+        async with reply:
+            return await _passed_through(request, reply, stamps)
+    finally:
+        for task in asked:
+            if not task.cancel() and task.exception() is None:
+                task.result().release()
 
 
 async def _passed_through(request: web.Request, reply: ClientResponse, stamps: dict[str, Any]) -> web.StreamResponse:

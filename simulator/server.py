@@ -14,9 +14,11 @@ around `serve`.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,12 +37,14 @@ from sidelight.simulator.api.requests import (
     read,
     read_generation,
 )
-from sidelight.simulator.api.responses import DONE, event_template, refused, token_events, usage_event, whole_reply
+from sidelight.simulator.api.responses import DONE, event_template, token_events, usage_event, whole_reply
 from sidelight.simulator.api.samples import several
 from sidelight.simulator.api.service import (
     SERVICE,
     Service,
     answering,
+    engine_stopped,
+    errors_as_json,
     reply_id,
     said,
     streamed,
@@ -48,23 +52,20 @@ from sidelight.simulator.api.service import (
     url_of,
     whole,
 )
-from sidelight.simulator.engine.driver import EngineDriver, EngineStoppedError, anchored_clock
+from sidelight.simulator.engine.driver import EngineDriver, anchored_clock
 from sidelight.simulator.engine.history import RequestRecord, StepOutcome, TokenOutput
 from sidelight.simulator.engine.scheduler import SimulatedEngine
 from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE, UnknownTokenError, decode, encode
+from sidelight.simulator.rooms import PATH, met, rooms_of, wait_in_room
 from sidelight.simulator.settings import SimulatorSettings
-from sidelight.simulator.telemetry.pages import page_of, sglang, trtllm, vllm
+from sidelight.simulator.telemetry.pages import VERSIONS, page_of
+from sidelight.simulator.telemetry.pages.trtllm import TrtllmPage
 from sidelight.simulator.telemetry.perf_metrics import PerfMetrics
 from sidelight.simulator.telemetry.truth import TruthLog
 
 if TYPE_CHECKING:
     from sidelight.simulator.telemetry.spans import SpanExporter
 
-#: The versions whose pages are imitated; the local part says what it is.
-VERSIONS = {
-    name: f"{version}+simulator"
-    for name, version in (("vllm", vllm.VERSION), ("sglang", sglang.VERSION), ("trtllm", trtllm.VERSION))
-}
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -104,6 +105,7 @@ async def running(
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors_as_json])
         service = app[SERVICE] = _service(settings, log, spans)
         app.add_routes(_routes(settings))
+        app.cleanup_ctx.append(rooms_of)
         # A client that goes away cancels its handler, and so aborts its request.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
@@ -149,8 +151,10 @@ def _service(settings: SimulatorSettings, log: TruthLog, spans: SpanExporter | N
         page.abort(record)
         log.add(record)
 
-    is_sglang = settings.engine == "sglang"
-    engine = SimulatedEngine(settings.engine_settings, keep_steps=is_sglang and spans is not None)
+    is_sglang, limits = settings.engine == "sglang", settings.engine_settings
+    if is_sglang and limits.kv_role == "decode":  # what the prefill engine sent is there before a request is queued
+        limits = replace(limits, kv_async=False, kv_latency_s=0.0, kv_bytes_per_s=math.inf)
+    engine = SimulatedEngine(limits, keep_steps=is_sglang and spans is not None)
     return Service(
         settings=settings,
         driver=EngineDriver(engine, clock=clock, on_step=on_step, on_abort=on_abort, late_aborts=is_sglang),
@@ -171,7 +175,7 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
         web.get(websocket.PATH, websocket.stream),
     ]
     if settings.engine == "sglang":
-        routes += [web.get("/metrics", _metrics)]
+        routes += [web.get("/metrics", _metrics), web.post(PATH, wait_in_room)]
         routes += [web.get("/flush_cache", _flush_cache), web.post("/flush_cache", _flush_cache)]
         # The second of each is the older name.
         routes += [web.get(path, answering(_server_info)) for path in ("/server_info", "/get_server_info")]
@@ -191,26 +195,6 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     return routes
 
 
-@web.middleware
-async def errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer with the error as vLLM does."""
-    try:
-        return await handler(request)
-    except RefusedError as error:
-        status, body = refused(error)
-        return said(msgspec.Raw(body), status)
-    except web.HTTPException as error:
-        return said({"detail": error.reason}, error.status)
-    except EngineStoppedError as error:
-        return said(msgspec.Raw(_engine_stopped(f"{error}")), 500)
-
-
-def _engine_stopped(message: str) -> bytes:
-    return refused(RefusedError(500, message, kind="InternalServerError"))[1]
-
-
 async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     service = request.app[SERVICE]
     body = await request.read()
@@ -228,7 +212,13 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         drafted = record if settings.per_request_spec_decode_metrics else None
         return record if settings.per_request_metrics else None, drafted
 
-    async with submitted(service, generation, name, arrival_ns, traceparent, client_id=client_id) as (stream, info):
+    async with (
+        met(request, generation) as meeting,
+        submitted(service, generation, name, arrival_ns, traceparent, client_id=client_id, meeting=meeting) as (
+            stream,
+            info,
+        ),
+    ):
         if generation.stream:
             template = event_template(info, chat=chat, continuous_usage=generation.continuous_usage)
 
@@ -254,7 +244,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
 
 def _stream_failed(message: str) -> bytes:
     """Return the last events of a stream after the death of vLLM's engine."""
-    return b"data: %b\n\n%b" % (_engine_stopped(message), DONE)
+    return b"data: %b\n\n%b" % (engine_stopped(message), DONE)
 
 
 def _models(service: Service) -> object:
@@ -332,7 +322,7 @@ async def _flush_cache(request: web.Request) -> web.Response:
 
 
 def _iterations(service: Service) -> object:
-    return service.page.take_iterations() if isinstance(service.page, trtllm.TrtllmPage) else []
+    return service.page.take_iterations() if isinstance(service.page, TrtllmPage) else []
 
 
 async def _tokenize(request: web.Request) -> web.Response:

@@ -217,9 +217,9 @@ class SimulatorSettings:
             raise SettingsError(f"--reasoning-tokens {self.reasoning_tokens}: must be 0 or more")
         if self.oom_exits and self.engine_settings.oom_at is None:
             raise SettingsError("--oom-exits: needs --oom-at N, the sequences at which memory runs out")
-        if self.engine_settings.kv_role and self.engine != "vllm":
+        if self.engine_settings.kv_role and self.engine == "trtllm":
             role = self.engine_settings.kv_role
-            raise SettingsError(f"--role {role}: not with --engine {self.engine}; leave --engine out: vllm has roles")
+            raise SettingsError(f"--role {role}: not with --engine trtllm; vllm and sglang have roles")
         if self.engine_settings.draft_tokens and self.engine != "vllm":
             raise SettingsError(f"--speculation: not with --engine {self.engine}; leave --engine out: vllm speculates")
         if self.lora_modules and self.engine != "vllm":
@@ -251,11 +251,13 @@ class SimulatorSettings:
 class RouterSettings:
     """A router between a prefill engine and a decode engine.
 
-    It holds a request for `hold_s` between the two. `truth` is the file that gets its stamps of each, or None.
+    It holds a request for `hold_s` between the two, or before both where they have it `at_once`, as SGLang's. `truth`
+    is the file that gets its stamps of each, or None.
     """
 
     prefill_url: str
     decode_url: str
+    at_once: bool = False
     hold_s: float = 0.0
     host: str = "127.0.0.1"
     port: int = 0

@@ -7,7 +7,7 @@ one prompt in a request and `echo` are refused rather than answered wrongly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -60,6 +60,14 @@ class KvTransferParams(msgspec.Struct):
     do_remote_prefill: bool = False
 
 
+class RoomAddress(NamedTuple):
+    """The address of a bootstrap room, as routers state it to SGLang."""
+
+    host: str
+    port: int
+    number: int
+
+
 class ChatRequest(msgspec.Struct):
     """The body of POST /v1/chat/completions."""
 
@@ -74,6 +82,9 @@ class ChatRequest(msgspec.Struct):
     priority: int = 0
     cache_salt: str | None = None
     kv_transfer_params: KvTransferParams | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
 
 class CompletionRequest(msgspec.Struct):
@@ -90,6 +101,9 @@ class CompletionRequest(msgspec.Struct):
     priority: int = 0
     cache_salt: str | None = None
     kv_transfer_params: KvTransferParams | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -123,6 +137,7 @@ class Generation:
     cache_salt: str = ""
     remote_decode: bool = False
     remote_prefill: bool = False
+    room: RoomAddress | None = None
     adapter: str = ""
 
 
@@ -153,26 +168,37 @@ def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> 
         limit = request.max_tokens or COMPLETIONS_DEFAULT_MAX_TOKENS
     adapter = request.model if request.model in settings.lora_modules else ""
     check_model(None if adapter else request.model, model)
-    samples = 1 if request.n is None else request.n
-    if samples != 1 and not (settings.engine == "sglang" and request.stream and 1 < samples <= _MOST_SAMPLES):
+    samples, role = 1 if request.n is None else request.n, settings.engine_settings.kv_role
+    if samples != 1 and not (
+        settings.engine == "sglang" and not role and request.stream and 1 < samples <= _MOST_SAMPLES
+    ):
         raise RefusedError(400, f"n must be 1 here, got {request.n}. (parameter=n, value={request.n})", param="n")
     _check_scheduling(request, settings)
-    role, transfer = settings.engine_settings.kv_role, request.kv_transfer_params or KvTransferParams()
+    transfer = request.kv_transfer_params or KvTransferParams()
+    room = _room(request) if role and settings.engine == "sglang" else None
+    is_sent_on = role == "prefill" and room is not None  # its one token is sent with the KV cache
     options = request.stream_options or StreamOptions()
     return Generation(
         prompt_token_ids=tuple(token_ids),
-        max_tokens=fitting_max_tokens(len(token_ids), limit, max_model_len),
+        max_tokens=1 if is_sent_on else fitting_max_tokens(len(token_ids), limit, max_model_len),
         ignore_eos=bool(request.ignore_eos),
-        stream=bool(request.stream),
+        stream=bool(request.stream) and not is_sent_on,
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         samples=samples,
         priority=request.priority,
         cache_salt=request.cache_salt or "",
         remote_decode=role == "prefill" and transfer.do_remote_decode,
-        remote_prefill=role == "decode" and transfer.do_remote_prefill,
+        remote_prefill=role == "decode" and (transfer.do_remote_prefill or room is not None),
+        room=room,
         adapter=adapter or "",
     )
+
+
+def _room(request: ChatRequest | CompletionRequest) -> RoomAddress | None:
+    if request.bootstrap_room is None:
+        return None
+    return RoomAddress(request.bootstrap_host or "", request.bootstrap_port or 0, request.bootstrap_room)
 
 
 def _check_scheduling(request: ChatRequest | CompletionRequest, settings: SimulatorSettings) -> None:

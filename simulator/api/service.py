@@ -12,10 +12,10 @@ import msgspec
 from aiohttp import web
 
 from sidelight.simulator.api.gateway import OPEN, SimulatedGateway
-from sidelight.simulator.api.requests import Generation
-from sidelight.simulator.api.responses import ReplyInfo
+from sidelight.simulator.api.requests import Generation, RefusedError
+from sidelight.simulator.api.responses import ReplyInfo, refused
 from sidelight.simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
-from sidelight.simulator.engine.history import EngineRequest, RequestRecord, Role, TokenOutput
+from sidelight.simulator.engine.history import EngineRequest, Meeting, RequestRecord, Role, TokenOutput
 from sidelight.simulator.settings import SimulatorSettings
 from sidelight.simulator.telemetry.pages import EnginePage
 from sidelight.simulator.telemetry.perf_metrics import PerfMetrics
@@ -42,6 +42,27 @@ SERVICE = web.AppKey("service", Service)
 def said(answer: object, status: int = 200) -> web.Response:
     """Answer with JSON as short as vLLM's."""
     return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+
+@web.middleware
+async def errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer with the error as vLLM does."""
+    try:
+        return await handler(request)
+    except RefusedError as error:
+        status, body = refused(error)
+        return said(msgspec.Raw(body), status)
+    except web.HTTPException as error:
+        return said({"detail": error.reason}, error.status)
+    except EngineStoppedError as error:
+        return said(msgspec.Raw(engine_stopped(f"{error}")), 500)
+
+
+def engine_stopped(message: str) -> bytes:
+    """Return the body of an answer after the death of vLLM's engine."""
+    return refused(RefusedError(500, message, kind="InternalServerError"))[1]
 
 
 def answering(answer: Callable[[Service], object]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -74,6 +95,7 @@ async def submitted(
     *,
     client_id: str = "",
     role: Role = "request",
+    meeting: Meeting | None = None,
 ) -> AsyncIterator[tuple[TokenStream, ReplyInfo]]:
     """Hand a request to the gateway, then to the engine; at the block's end it is abandoned unless it has finished.
 
@@ -93,6 +115,7 @@ async def submitted(
         cache_salt=generation.cache_salt,
         remote_prefill=generation.remote_prefill,
         adapter=generation.adapter,
+        meeting=meeting,
     )
     info = ReplyInfo(
         response_id=response_id,

@@ -17,6 +17,19 @@ StepKind = Literal["prefill", "decode", "mixed"]
 Role = Literal["request", "probe", "prefix"]
 
 
+class Meeting(NamedTuple):
+    """The meeting of two engines that share a request.
+
+    `number` is the room's. The request was handed to this engine at `begun_ns`, and the other was there at
+    `opened_ns`. A prefill engine sends the KV cache in `send_ns` after its first token.
+    """
+
+    number: int
+    begun_ns: int
+    opened_ns: int
+    send_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """A request to the engine, with a prompt of at least one token.
@@ -25,7 +38,8 @@ class EngineRequest:
     client's own id where replies do not carry it. `samples` is the number of replies to the prompt that the client
     wants, and this is one of them. The lower `priority`, the sooner it is scheduled, where priorities count. Only
     requests of the same `cache_salt` share cached prefixes. With `remote_prefill` another engine computed the prompt,
-    and what it has of it is loaded. `adapter` is the LoRA adapter that it runs with, empty for none.
+    and what it has of it is loaded. `adapter` is the LoRA adapter that it runs with, empty for none. `meeting` is that
+    of two engines that had the request at once, as SGLang's.
     """
 
     request_id: str
@@ -41,6 +55,7 @@ class EngineRequest:
     cache_salt: str = ""
     remote_prefill: bool = False
     adapter: str = ""
+    meeting: Meeting | None = None
 
 
 class StepTimes(NamedTuple):
@@ -62,7 +77,8 @@ class RequestRecord:
     of an engine that ran out of memory, "error". `lost_tokens` were in the KV cache when it was preempted, all
     `preemptions` together. From `load_ns` to `loaded_ns` the last `loaded_tokens` of the prompt were loaded from
     another engine; -1 without. `accepted` counts its drafts by how many of their tokens were accepted, from 0 on, and
-    `draft_tokens` are those of all its drafts. `steps` are kept only by an engine that was asked for them.
+    `draft_tokens` are those of all its drafts. `meeting` is as of the
+    request. `steps` are kept only by an engine that was asked for them.
     """
 
     request_id: str
@@ -91,6 +107,7 @@ class RequestRecord:
     adapter: str = ""
     accepted: tuple[int, ...] = ()
     draft_tokens: int = 0
+    meeting: Meeting | None = None
     steps: tuple[StepTimes, ...] = ()
 
     @property

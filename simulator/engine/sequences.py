@@ -159,5 +159,6 @@ def record_of(sequence: EngineSequence, finished_ns: int, finish_reason: str) ->
         adapter=sequence.request.adapter,
         accepted=tuple(sequence.accepted),
         draft_tokens=sequence.draft_tokens,
+        meeting=sequence.request.meeting,
         steps=tuple(sequence.steps),
     )

@@ -13,6 +13,14 @@ a service.instance.id each, and under these the stages:
         decode_forward                                    decode_loop of each token after the first; after a retraction
                                                           chunked_prefill, decode_waiting, decode_forward in it
 
+Of engines that share requests, by its source (never run): the root's name begins with the role, its attributes have the
+room, and the scheduler's stages are
+
+    prefill   prefill_prepare, prefill_bootstrap, prefill_waiting, prefill_forward, prefill_transfer_kv_cache
+    decode    decode_prepare, decode_bootstrap, decode_transferred, decode_waiting, decode_forward, in which fake_output
+
+The prefill engine has its first token out once the KV cache is sent, which is here as planned.
+
 The waits between api_server_dispatch and request_process, and those behind a retraction, have no span. The prefix that
 several samples share gives two requests' spans: its attributes under the one, its stages under the other.
 """
@@ -42,6 +50,7 @@ class _Tree:
 
     record: RequestRecord
     trace_id: bytes
+    kv_role: str
     spans: list[tuple[str, Span]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -59,14 +68,16 @@ class _Tree:
             end_time_unix_nano=times[1],
         )
         describe(result, attributes)
-        self.spans.append((instance_of(thread), result))
+        self.spans.append((instance_of(thread, self.kv_role), result))
         return result.span_id
 
     def root(self, name: str, parent_id: bytes, attributes: Mapping[str, Value]) -> bytes:
         """Add a request's span."""
         both: dict[str, Value] = {"rid": name, "module": "sglang::request"}
-        times = (self.record.arrival_ns, self.record.finished_ns)
-        return self.add(f" Req {name[:8]}", parent_id, times, both | dict(attributes), "Tokenizer")
+        if (meeting := self.record.meeting) is not None:
+            both["bootstrap_room"] = hex(meeting.number)
+        times = (self.record.arrival_ns, _ended_ns(self.record))
+        return self.add(f"{self.kv_role} Req {name[:8]}", parent_id, times, both | dict(attributes), "Tokenizer")
 
     def thread(self, name: str, parent_id: bytes, times: tuple[int, int], ranks: Mapping[str, Value]) -> bytes:
         """Add the span of a thread."""
@@ -80,14 +91,16 @@ class _Tree:
 
 
 @cache
-def instance_of(thread: str) -> str:
+def instance_of(thread: str, kv_role: str = "") -> str:
     """Return the service.instance.id of the process with that thread."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{thread} {os.getpid()}"))
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{thread} {kv_role}{os.getpid()}"))
 
 
-def spans_of(record: RequestRecord, trace_id: bytes, parent_id: bytes, model: str) -> Iterator[tuple[str, Span]]:
+def spans_of(
+    record: RequestRecord, trace_id: bytes, parent_id: bytes, model: str, kv_role: str
+) -> Iterator[tuple[str, Span]]:
     """Yield the spans of a finished request, each with its process's service.instance.id."""
-    tree = _Tree(record=record, trace_id=trace_id)
+    tree = _Tree(record=record, trace_id=trace_id, kv_role=kv_role)
     root_id = tree.root(record.request_id, parent_id, _attributes(record, model))
     _tokenizer(tree, root_id)
     if record.role == "prefix":
@@ -114,34 +127,70 @@ def _attributes(record: RequestRecord, model: str) -> dict[str, Value]:
     }
     if record.role == "prefix":
         return attributes | {"gen_ai.usage.completion_tokens": 0}
+    dispatched_ns, first_ns, ended_ns = _dispatched_ns(record), record.first_token_ns, _ended_ns(record)
+    if record.meeting is not None and record.meeting.send_ns:
+        first_ns = ended_ns
     return attributes | {
-        "gen_ai.latency.time_in_model_prefill": (record.first_token_ns - record.dispatched_ns) / 1e9,
-        "gen_ai.latency.time_in_model_inference": (record.finished_ns - record.dispatched_ns) / 1e9,
+        "gen_ai.latency.time_to_first_token": (first_ns - record.arrival_ns) / 1e9,
+        "gen_ai.latency.e2e": (ended_ns - record.arrival_ns) / 1e9,
+        "gen_ai.latency.time_in_model_prefill": (first_ns - dispatched_ns) / 1e9,
+        "gen_ai.latency.time_in_model_inference": (ended_ns - dispatched_ns) / 1e9,
     }
 
 
+def _dispatched_ns(record: RequestRecord) -> int:
+    """Return the time at which the scheduler had a request: of two engines that meet, before they do."""
+    return record.dispatched_ns if record.meeting is None else record.meeting.begun_ns
+
+
+def _ended_ns(record: RequestRecord) -> int:
+    return record.finished_ns + (record.meeting.send_ns if record.meeting is not None else 0)
+
+
 def _tokenizer(tree: _Tree, root_id: bytes) -> None:
-    arrival_ns, dispatched_ns = tree.record.arrival_ns, tree.record.dispatched_ns
+    arrival_ns, dispatched_ns = tree.record.arrival_ns, _dispatched_ns(tree.record)
     thread_id = tree.thread("Tokenizer", root_id, (arrival_ns, dispatched_ns), {})
     for name, start_ns in (("tokenize", arrival_ns), ("api_server_dispatch", dispatched_ns)):
         tree.add(name, thread_id, (start_ns, dispatched_ns), {}, "Tokenizer")
 
 
 def _scheduler(tree: _Tree, root_id: bytes) -> None:
-    record = tree.record
+    record, meeting = tree.record, tree.record.meeting
     ranks = {"tp_rank": 0, "pp_rank": 0}
-    thread_id = tree.thread("Scheduler", root_id, (record.queued_ns, record.finished_ns), ranks)
-    tree.stage("request_process", thread_id, record.queued_ns, record.queued_ns)
+    begun_ns = record.queued_ns if meeting is None else meeting.begun_ns
+    thread_id = tree.thread("Scheduler", root_id, (begun_ns, _ended_ns(record)), ranks)
+    if meeting is None:
+        tree.stage("request_process", thread_id, begun_ns, begun_ns)
+    else:
+        tree.stage(f"{tree.kv_role}_prepare", thread_id, begun_ns, begun_ns)
+        opened_ns = meeting.opened_ns if tree.kv_role == "decode" else record.queued_ns
+        tree.stage(f"{tree.kv_role}_bootstrap", thread_id, begun_ns, opened_ns)
+        if tree.kv_role == "decode":
+            _decoded(tree, thread_id, opened_ns)
+            return
     tree.stage("prefill_waiting", thread_id, record.queued_ns, record.scheduled_ns)
     forward_id = tree.stage("prefill_forward", thread_id, record.scheduled_ns, record.first_token_ns)
     chunks = [step for step in record.steps if step.end_ns <= record.first_token_ns]
     if len(chunks) > 1:
         _chunks(tree, forward_id, chunks, record.scheduled_ns)
     decodes = record.steps[len(chunks) :]
-    if decodes:
+    if meeting is not None:
+        tree.stage("prefill_transfer_kv_cache", thread_id, record.first_token_ns, _ended_ns(record))
+    elif decodes:
         tree.stage("decode_waiting", thread_id, record.first_token_ns, decodes[0].begin_ns)
         forward_id = tree.stage("decode_forward", thread_id, decodes[0].begin_ns, record.finished_ns)
         _decodes(tree, forward_id, decodes)
+
+
+def _decoded(tree: _Tree, thread_id: bytes, opened_ns: int) -> None:
+    """Add the stages of a decode engine behind its handshake; the first step gives the prefill engine's token."""
+    record = tree.record
+    tree.stage("decode_transferred", thread_id, opened_ns, record.queued_ns)
+    tree.stage("decode_waiting", thread_id, record.queued_ns, record.scheduled_ns)
+    forward_id = tree.stage("decode_forward", thread_id, record.scheduled_ns, record.finished_ns)
+    tree.stage("fake_output", forward_id, record.scheduled_ns, record.first_token_ns)
+    if steps := record.steps[1:]:
+        _decodes(tree, forward_id, steps)
 
 
 def _chunks(tree: _Tree, parent_id: bytes, chunks: Sequence[StepTimes], start_ns: int) -> None:

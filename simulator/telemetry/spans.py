@@ -167,7 +167,7 @@ def _spans(
 ) -> Iterator[tuple[str, Span]]:
     """Yield the spans of a request, each with its process's service.instance.id, empty for none."""
     if settings.engine == "sglang":
-        yield from sglang_spans.spans_of(record, trace_id, parent_id, settings.model)
+        yield from sglang_spans.spans_of(record, trace_id, parent_id, settings.model, settings.engine_settings.kv_role)
     else:
         attributes = (_vllm if settings.engine == "vllm" else _trtllm)(record)
         role = settings.engine_settings.kv_role

@@ -101,6 +101,11 @@ def line(record: RequestRecord) -> str:
             "draft_tokens": record.draft_tokens,
             "draft_tokens_accepted": record.accepted_tokens,
         }
-    if record.load_ns >= 0:
+    if record.meeting is not None:
+        fields |= {
+            "bootstrap_room": record.meeting.number,
+            **{name: getattr(record.meeting, name) for name in ("begun_ns", "opened_ns", "send_ns")},
+        }
+    elif record.load_ns >= 0:
         fields |= {name: getattr(record, name) for name in ("load_ns", "loaded_ns", "loaded_tokens")}
     return msgspec.json.encode(fields).decode() + "\n"

@@ -90,7 +90,7 @@ def test_an_occupied_port_is_one_line_and_exit_2():
         (["--guard-output", "5"], "--guard-output: '' is not a number; write N:MS, as in 50:40"),
         (["--guard-refuse", "2"], "--guard-refuse 2: must be from 0 to 1"),
         (["--role", "decod"], "--role decod: choose from prefill, decode; did you mean decode?"),
-        (["--role", "decode", "--engine", "sglang"], "--role decode: not with --engine sglang; leave --engine out"),
+        (["--role", "decode", "--engine", "trtllm"], "--role decode: not with --engine trtllm; vllm and sglang"),
         (["--kv-transfer", "20"], "--kv-transfer 20: write a time with its unit, as in 20ms or 1.5s"),
         (["--kv-transfer", "5ms+x"], "--kv-transfer: 'x' is not a number; write 5ms+10GB/s"),
         (["--kv-transfer", "5ms+0GB/s"], "--kv-transfer 5ms+0GB/s: the bandwidth must be above 0, as in 5ms+10GB/s"),

@@ -10,9 +10,16 @@ from typing import Protocol
 
 from sidelight.simulator.engine.history import RequestRecord, StepOutcome
 from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.telemetry.pages import sglang, trtllm, vllm
 from sidelight.simulator.telemetry.pages.sglang import SglangPage
 from sidelight.simulator.telemetry.pages.trtllm import TrtllmPage
 from sidelight.simulator.telemetry.pages.vllm import VllmPage
+
+#: The versions whose pages are imitated; the local part says what it is.
+VERSIONS = {
+    name: f"{version}+simulator"
+    for name, version in (("vllm", vllm.VERSION), ("sglang", sglang.VERSION), ("trtllm", trtllm.VERSION))
+}
 
 
 class EnginePage(Protocol):
