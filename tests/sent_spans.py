@@ -123,6 +123,23 @@ def two_pods(
     )  # fmt: skip
 
 
+def sglang_node(
+    role: str, begin_ms: float, stages: Mapping[str, tuple[float, float]], *, trace: bytes = TRACE, **stated: float
+) -> list[Span]:
+    """Return an SGLang node's span of a request and its stages, in ms after it had the request."""
+    attributes: dict[str, str | float] = {"module": "sglang::request", "gen_ai.request.id": f"rid-{role}"}
+    attributes |= {f"gen_ai.latency.{name}": value / 1e3 for name, value in stated.items()}
+    last_ms = max(end_ms for _, end_ms in stages.values())
+    end_ms = begin_ms + last_ms
+    return [
+        span("Req", role, "client", begin_ms, end_ms, kind=SERVER, attributes=attributes, trace=trace),
+        *(
+            span(name, f"{role[0]}{place}", role, begin_ms + begin, begin_ms + end, kind=INTERNAL, trace=trace)
+            for place, (name, (begin, end)) in enumerate(stages.items())
+        ),
+    ]
+
+
 def export(
     spans: Iterable[Span], *, at_s: float = 1.0, instance: str = "", service: str = "", machine: str = ""
 ) -> ExportRecord:

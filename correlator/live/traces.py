@@ -60,7 +60,7 @@ class TracedRequest:
         """
         requests = [received for received in self.engine if received.kind.role == "request"]
         asked_for_one = self.client is not None and self.client.output_tokens == 1
-        return len(requests) == 1 and not asked_for_one and _is_of_prefill(requests[0])
+        return len(requests) == 1 and not asked_for_one and _is_of_prefill(requests[0], self.engine)
 
 
 @dataclass(slots=True)
@@ -225,14 +225,16 @@ def _with_decode(trace: SpanTrace, groups: list[_Group]) -> list[_Group]:
     return left
 
 
-def _is_of_prefill(received: ReceivedSpan | None) -> bool:
+def _is_of_prefill(received: ReceivedSpan | None, stages: Sequence[ReceivedSpan] = ()) -> bool:
     if received is None or received.kind.spans is None:
         return False
     sign = received.kind.spans.roles.get("prefill")
     if sign is None:
         return False
     stated = attributes_of(received.span, sign.values)
-    return any(stated.get(name) == value for name, value in sign.values.items())
+    return any(stated.get(name) == value for name, value in sign.values.items()) or any(
+        stage.span.name in sign.stages for stage in stages
+    )
 
 
 def _enclosing(trace: SpanTrace, span: ClientSpan) -> list[ClientSpan]:

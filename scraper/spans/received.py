@@ -52,6 +52,8 @@ class SpanKind:
     is_call       it says that it is one call of a model, by whichever client or server
     tells_all     it is a request whose times the span itself tells, without its stages
     ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are known
+    ends_step     so too of a decode engine's first step
+    is_shared     it is a stage that only engines that share a request have
     first_output  of a gateway: its attribute with the time to its first output
     any_service   of a gateway: its service's name may be the client's or the engine's
     at_end        of a gateway's call: it begins where the span ends
@@ -63,12 +65,13 @@ class SpanKind:
     is_call: bool = False
     tells_all: bool = False
     ends_prefill: bool = False
+    ends_step: bool = False
+    is_shared: bool = False
     first_output: FirstOutput | None = None
     any_service: bool = False
     at_end: bool = False
 
 
-_STAGE, _LAST_STAGE = SpanKind(role="stage"), SpanKind(role="stage", ends_prefill=True)
 _CALL, _PROBE = SpanKind(role="call", is_call=True), SpanKind(role="probe")
 OTHER = SpanKind(role="other")
 _Matched = tuple[SpanMatch, tuple[SpanKind, SpanKind]]
@@ -311,9 +314,12 @@ def _stages() -> Mapping[str, SpanKind]:
     catalogues = [kind.spans for _, kind in _requests() if kind.spans is not None]
     ways = [(name, way) for spans in catalogues for name, ways in spans.times.items() for way in ways]
     names = {name for _, way in ways for name in way.stages}
-    names |= {name for spans in catalogues for role in spans.roles.values() for name in role.stages}
-    last = {way.end for time, way in ways if time == "prefill" and way.end}
-    return {name: _LAST_STAGE if name in last else _STAGE for name in names}
+    shared = {name for spans in catalogues for role in spans.roles.values() for name in role.stages}
+    last, of_step = ({way.end for time, way in ways if time == wanted} for wanted in ("prefill", "first_step"))
+    return {
+        name: SpanKind(role="stage", ends_prefill=name in last, ends_step=name in of_step, is_shared=name in shared)
+        for name in names | shared
+    }
 
 
 def _matches(span: Span, scope: str, match: SpanMatch) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import recordings
 from hypothesis import given
 from hypothesis import strategies as st
-from sent_spans import INTERNAL, MS, NOON, SERVER, engine, export, span, two_pods
+from sent_spans import MS, NOON, engine, export, sglang_node, two_pods
 
 from sidelight.correlator.breakdown import Parts, break_down, network_label
 from sidelight.correlator.estimate.table import nothing
@@ -245,18 +245,7 @@ def test_many_pairs_of_clocks_are_bounded_together():
 
 
 def sglang(role: str, begin_ms: float, stages: Mapping[str, tuple[float, float]], **stated: float) -> ExportRecord:
-    """An SGLang node's span of a request and its stages, in ms after it had the request."""
-    attributes: dict[str, str | float] = {"module": "sglang::request", "gen_ai.request.id": f"rid-{role}"}
-    attributes |= {f"gen_ai.latency.{name}": value / 1e3 for name, value in stated.items()}
-    last_ms = max(end_ms for _, end_ms in stages.values())
-    spans = [
-        span("Req", role, "client", begin_ms, begin_ms + last_ms, kind=SERVER, attributes=attributes),
-        *(
-            span(name, f"{role[0]}{place}", role, begin_ms + begin, begin_ms + end, kind=INTERNAL)
-            for place, (name, (begin, end)) in enumerate(stages.items())
-        ),
-    ]
-    return export(spans, instance=role)
+    return export(sglang_node(role, begin_ms, stages, **stated), instance=role)
 
 
 def test_the_handshake_and_the_transfer_of_sglang_are_no_queue():

@@ -21,7 +21,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from sent_spans import SERVER, S, call, engine, export, gateway, span, two_pods
+from sent_spans import SERVER, S, call, engine, export, gateway, sglang_node, span, two_pods
 
 from sidelight.correlator.live.requests import SpanRequests
 from sidelight.correlator.replay import Replay, Replayed
@@ -279,6 +279,29 @@ def test_a_request_of_two_engines_waits_for_both_once_they_are_known():
     assert [True, True] == parts.by_two_engines.tolist()
     assert [0.08, 0.08] == pytest.approx(parts.router_s.tolist())
     assert [0.34, 0.34] == pytest.approx(parts.ttft_s.tolist())
+
+
+@pytest.mark.parametrize("decoding_s", [1, 20, 45])
+def test_sglangs_decode_node_is_awaited_by_its_prefill_nodes_stages(decoding_s: int):
+    """Its spans come when all has been generated: until then nothing but stages says that there is another node."""
+    prefill = {"prefill_bootstrap": (0.0, 20.0), "prefill_waiting": (20.0, 30.0), "prefill_forward": (30.0, 130.0)}
+    sent = {"prefill_transfer_kv_cache": (130.0, 150.0)}
+    decode = {"decode_bootstrap": (0.0, 20.0), "decode_waiting": (150.0, 190.0), "fake_output": (190.0, 205.0)}
+    lasts = {"decode_forward": (190.0, 205.0 + 1000 * decoding_s)}
+    records = [
+        export(sglang_node("prefill", 50, prefill | sent, time_to_first_token=150.0, e2e=150.0), instance="p"),
+        export(
+            sglang_node("decode", 50, decode | lasts, time_to_first_token=205.0, e2e=205.0 + 1000 * decoding_s),
+            at_s=1.0 + decoding_s,
+            instance="d",
+        ),
+        export([call(first_ms=260.0, start_ms=45, end_ms=310 + 1000 * decoding_s)], at_s=1.1 + decoding_s),
+    ]
+    result = replayed(records)
+    parts = result.parts
+    assert ({}, [True]) == (result.missing, parts.by_two_engines.tolist())
+    known_s = {name: getattr(parts, f"{name}_s")[0] for name in ("queue", "prefill", "kv_transfer", "decode_queue")}
+    assert {"queue": 0.01, "prefill": 0.1, "kv_transfer": 0.04, "decode_queue": 0.04} == pytest.approx(known_s)
 
 
 @pytest.mark.parametrize("decoding_s", [1, 20, 200])
