@@ -233,6 +233,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and where there
       are ranks an empty total stands for those that split it.
     - `data_parallel` is the label of ranks that serve requests of their own, which add up.
+    - `role` is the label with the role of an engine that shares requests: prefill or decode.
     - `absent` says why quantities are missing that the file does not list.
     """
 
@@ -241,6 +242,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[str, ...] = ()
     totals: tuple[str, ...] = ()
     data_parallel: str = ""
+    role: str = ""
     quantities: dict[str, CatalogueQuantity]
     absent: str
 

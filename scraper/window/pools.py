@@ -16,6 +16,7 @@ from sidelight.rundir.columns import Floats
 from sidelight.rundir.fields import Count, doc
 from sidelight.rundir.stats import Missing, as_many, finite
 from sidelight.scraper.engines.binding import CanonicalSource
+from sidelight.scraper.engines.catalogue import catalogue
 from sidelight.scraper.engines.recognition import canonical, detect
 from sidelight.scraper.series.resets import restarts_of, rising
 from sidelight.scraper.series.table import EndpointSeries
@@ -56,15 +57,20 @@ class SlowRank(Struct, frozen=True, kw_only=True):
 def roles_of(endpoints: Sequence[EndpointSeries]) -> list[Role]:
     """Return each page's role, "" of all where no two pools share requests.
 
-    Only engines that load KV caches show how many do. They are a decode pool where others show none and made one token
-    a request, most of their prompts' tokens come from elsewhere, and both pools ended as many requests.
+    Some engines state it in a label, SGLang's `engine_type`. Of others, only engines that load KV caches show how many
+    do. They are a decode pool where others show none and made one token a request, most of their prompts' tokens come
+    from elsewhere, and both pools ended as many requests.
     """
     pages: list[_Page] = []
+    stated: list[Role] = []
     if len(endpoints) < 2:
         return [""] * len(endpoints)
     for endpoint in endpoints:
         engine = detect(endpoint.series) if len(endpoint.values) else None
+        stated.append(_stated(endpoint, catalogue(engine.name).role) if engine else "")
         pages.append((endpoint, canonical(endpoint.series, engine.name) if engine else {}))
+    if {"prefill", "decode"} <= set(stated):
+        return stated
     decoding = [(endpoint, sources) for endpoint, sources in pages if _FETCHES in sources]
     others = [(endpoint, sources) for endpoint, sources in pages if sources and _FETCHES not in sources]
     ended, ended_too = (_increase(pool, "requests_finished") for pool in (decoding, others))
@@ -74,6 +80,12 @@ def roles_of(endpoints: Sequence[EndpointSeries]) -> list[Role]:
     if not ended or not is_shared or loaded < prompts / 2:
         return [""] * len(pages)
     return ["decode" if _FETCHES in sources else "prefill" if sources else "" for _, sources in pages]
+
+
+def _stated(endpoint: EndpointSeries, label: str) -> Role:
+    """Return the role that all labels of that name agree on."""
+    roles = {value for series in endpoint.series for name, value in series.labels if name == label}
+    return "prefill" if roles == {"prefill"} else "decode" if roles == {"decode"} else ""
 
 
 def is_of(quantity: str, role: Role) -> bool:

@@ -124,7 +124,9 @@ class SglangPage:
         self._reported_running = 0
         self._state: StepOutcome | None = None
         self._process = {"pid": str(os.getpid())}
-        self._tokenizer = {"model_name": model, "engine_type": "unified"}
+        self._tokenizer = {"model_name": model, "engine_type": settings.kv_role or "unified"}
+        self._prefill_stage = "fake_output" if settings.kv_role == "decode" else "prefill_forward"
+        self._sends_tokens = settings.kv_role != "prefill"
         self._scheduler = self._tokenizer | dict.fromkeys(_RANKS, "0")
         self._gauges = self._registered_gauges()
         self._counters: dict[str, Counter] = {}
@@ -156,8 +158,8 @@ class SglangPage:
         if self._reported_running and not outcome.running + outcome.waiting:
             self._report_idle(outcome.at_ns)
         for first in outcome.first_tokens:
-            self._stage("prefill_forward", first.prefill_ns)
-            if first.role != "probe":
+            self._stage(self._prefill_stage, first.prefill_ns)
+            if first.role != "probe" and self._sends_tokens:
                 labels = self._tokenizer | _streaming(streamed=first.streamed)
                 self._histograms["time_to_first_token_seconds"].labels(**labels).observe(first.ttft_ns / 1e9)
         for token in outcome.tokens:
@@ -296,10 +298,10 @@ class SglangPage:
         for mode in ("input", "device_hit", "host_hit", "storage_hit"):
             self._scheduled("prefill_effective_tokens_total", 0, mode=mode)
         self._histograms["queue_time_seconds"].labels(**self._scheduler)
-        for stage in ("request_process", "prefill_forward"):
+        for stage in ("request_process", self._prefill_stage):
             self._histograms["per_stage_req_latency_seconds"].labels(**self._scheduler, stage=stage)
         for name, (_, extra, _) in _TOKENIZER_HISTOGRAMS.items():
-            if name != "inter_token_latency_seconds":
+            if name != "inter_token_latency_seconds" and (self._sends_tokens or name != "time_to_first_token_seconds"):
                 self._histograms[name].labels(**self._tokenizer, **(_streaming(streamed=False) if extra else {}))
         for name in ("prompt_tokens_total", "generation_tokens_total", "num_requests_total"):
             self._counters[name].labels(**self._tokenizer, **_streaming(streamed=False))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import recordings
-from series import endpoint_of_columns
+from series import endpoint_of_columns, scraped
 from virtual_pair import poisson_means
 
 from sidelight.correlator.estimate.intervals import Observed, observe
@@ -25,6 +25,8 @@ from sidelight.scraper.targets.scrape import Scrape
 from sidelight.scraper.window.pools import roles_of
 from sidelight.scraper.window.summary import server_summary
 from sidelight.scraper.window.window import Window
+from sidelight.simulator.settings import EngineSettings, SimulatorSettings
+from sidelight.simulator.telemetry.pages import page_of
 
 FETCHES = ("vllm:num_requests_kv_fetch_by_stage", (("stage", "in_progress"),))
 REMOTE = ("vllm:prompt_tokens_cached_by_source_total", (("source", "p2p"),))
@@ -61,6 +63,26 @@ def page(ended: int, *, prompts: int = 1000, remote: int = -1, tokens: int = 1) 
     ids=["pair", "pools", "replicas", "all load", "few tokens", "other counts", "offload", "alone", "idle", "no page"],
 )
 def test_two_pools_are_known_by_loads_of_one_alone_and_equal_counts(pages: list[EndpointSeries], roles: list[str]):
+    assert roles == roles_of(pages)
+
+
+@pytest.mark.parametrize(
+    ("types", "roles"),
+    [
+        (["prefill", "decode", "prefill"], ["prefill", "decode", "prefill"]),
+        (["prefill", "decode", "unified"], ["prefill", "decode", ""]),
+        (["prefill", "prefill"], ["", ""]),
+        (["unified", "unified"], ["", ""]),
+    ],
+)
+def test_sglangs_pools_are_known_by_what_its_pages_state(types: list[str], roles: list[str]):
+    """From the first page on, as the simulated engine shows them."""
+    pages = []
+    for number, name in enumerate(types):
+        limits = EngineSettings(kv_role="" if name == "unified" else name)
+        settings = SimulatorSettings(engine="sglang", engine_settings=limits)
+        body, _ = page_of(settings, lambda: 10**9).page()
+        pages += build(rows([scraped(10**9, body.decode(), url=f"http://{number}")]))
     assert roles == roles_of(pages)
 
 
