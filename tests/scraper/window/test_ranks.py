@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import series
+from msgspec.structs import replace
+from played_runs import arrivals, engine, lengths
 from series import QUEUE, counter, gauge, histogram
+from virtual_runs import endpoint_of
 
 from sidelight.exporter.evaluation.server import slow_ranks
 from sidelight.scraper.series.log import rows
-from sidelight.scraper.series.table import build
+from sidelight.scraper.series.table import EndpointSeries, build
 from sidelight.scraper.window.pools import Rank, SlowRank
 from sidelight.scraper.window.summary import Endpoint, Server, server_summary
 from sidelight.scraper.window.window import Window
+from sidelight.simulator.engine.history import EngineRequest
+from sidelight.simulator.settings import SimulatorSettings
+from sidelight.simulator.virtual import SimulatedLoad, VirtualServer
 
 S = 10**9
 Page = Callable[[int, Sequence[float]], str]
@@ -111,3 +119,52 @@ def test_a_page_of_one_rank_or_without_queue_times_says_nothing_of_ranks():
     window = Window(start_ns=records[0].response_ns, end_ns=records[-1].response_ns)
     (only,) = server_summary(build(rows(records)), window, S).endpoints
     assert not only.ranks
+
+
+@cache
+def rank(seed: int, slow: float) -> tuple[EndpointSeries, float]:
+    """The page of one simulated engine, scraped each second while seven requests come, and the mean true wait in ms.
+
+    The wait is of those that ended from its 10th page, after a warm-up, to its 40th.
+    """
+    prompts, outputs = lengths(280, seed, prompt=100, output=40)
+    sent = [
+        EngineRequest(request_id=f"cmpl-{number}", prompt_token_ids=(number + 5,) * prompt, max_tokens=output)
+        for number, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    ]
+    at_ns = np.rint(1e9 * arrivals(280, 7.0, seed)).astype(np.int64).tolist()
+    server = VirtualServer(SimulatorSettings(engine_settings=engine(max_num_seqs=4, seed=seed, slow=slow)))
+    played = server.play(SimulatedLoad(requests=sent, offsets_ns=at_ns), scrape_s=1.0)
+    first_ns, last_ns = (played.pages[at].request_ns for at in (10, 39))
+    records = [each.record for each in played.exchanges if each.record]
+    waits_s = [each.queue_s for each in records if first_ns < each.finished_ns <= last_ns]
+    return endpoint_of(played), 1e3 * float(np.mean(waits_s))
+
+
+def of_engines(pages: Sequence[EndpointSeries]) -> Server:
+    """Engines' pages as the ranks of one."""
+    labelled = [
+        replace(each, labels=tuple((name, f"{at}" if name == "engine" else value) for name, value in each.labels))
+        for at, page in enumerate(pages)
+        for each in page.series
+    ]
+    stamps = {name: getattr(pages[0], name)[10:40] for name in ("request_ns", "response_ns")}
+    whole = series.endpoint_of_columns(labelled, np.hstack([page.values[10:40] for page in pages]), **stamps)
+    window = Window(start_ns=int(whole.response_ns[0]), end_ns=int(whole.response_ns[-1]))
+    return server_summary([whole], window, S)
+
+
+@pytest.mark.parametrize("slow", [1.3, 1.0])
+def test_the_slow_one_of_simulated_engines_is_named(slow: float):
+    """Waits are those of its requests; of engines that are equal none is named."""
+    pages, waits_ms = zip(*(rank(seed, each) for seed, each in enumerate((1.0, 1.0, slow))), strict=True)
+    shown = of_engines(pages)
+    (only,) = shown.endpoints
+    assert only.ranks
+    assert waits_ms == pytest.approx([each.queue_ms for each in only.ranks])
+    if slow == 1.0:
+        assert not only.slow_rank
+        return
+    expected = {"queue_ms": pytest.approx(waits_ms[2]), "others_ms": pytest.approx(np.mean(waits_ms[:2]))}
+    assert only.slow_rank == SlowRank(rank="2", **expected)
+    assert "rank 2" in next(iter(slow_ranks(shown)))
