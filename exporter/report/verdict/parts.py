@@ -24,6 +24,7 @@ from sidelight.exporter.summary.verdict import (
 )
 from sidelight.rundir.printable.numbers import percent, spoken
 
+NOTABLE = 0.2  # of the mean: a second part of as much is named too
 FEW_REQUESTS = 20  # of fewer, a share of the time is mostly chance
 MOSTLY = 0.6  # of a part: what makes up more of it is named in its place
 Described = tuple[Part, TtftPart | E2ePart, float]  # a part, its statistics, and its share of the mean
@@ -65,7 +66,7 @@ def largest_share(parts: Sequence[PartShare]) -> PartShare | None:
 def spent(
     subject: str, breakdown: Breakdown, described: Sequence[Described], *, is_ttft: bool, large: Sequence[str]
 ) -> str:
-    """Return a sentence on the largest part of the mean; on two where none is most of it."""
+    """Return a sentence on the largest part of the mean; on two where none is most of it or the second is notable."""
     ranked = sorted(described, key=lambda each: -each[2])
     certain = [(share, part.name) for part, each, share in ranked if is_certain(each)]
     if not certain:
@@ -79,7 +80,8 @@ def spent(
         if share > MOSTLY * shares.get(inner.within, 0.0) > 0:
             where[inner.within] = f"{SPENT[inner.within]} ({inner.spent})"
     (share, largest), *others = certain
-    also = f" and {percent(others[0][0])} {where[others[0][1]]}" if share <= MAJORITY and others else ""
+    is_also = others and (share <= MAJORITY or others[0][0] >= NOTABLE)
+    also = f" and {percent(others[0][0])} {where[others[0][1]]}" if is_also else ""
     has_wait = {*large} - {"prefill"} or breakdown.queue_ms.missing == IN_PREFILL
     alone = "" if not is_ttft or has_wait else "; no wait stands out"
     return f"Of the {subject}, {percent(share)} was spent {where[largest]}{also}{alone}."

@@ -67,8 +67,11 @@ def answer(shown: Correlation) -> str:
 
 
 def test_the_answer_shares_the_ttft_out():
-    """The largest part alone, where it is most of the time: the bar has the others."""
+    """The largest part alone, where it is most of the time and no other has a fifth: the bar has the others."""
     assert "Of the mean TTFT, 75 % was spent in the engine's queue." == answer(summaries.correlated())
+    two = replace(summaries.parts(), queue_s=np.full(100, 0.140), prefill_s=np.full(100, 0.040))
+    sentence = "Of the mean TTFT, 70 % was spent in the engine's queue and 20 % in prefill."
+    assert sentence == answer(correlation(summaries.findings(two)))
 
 
 @pytest.mark.parametrize(("error_ms", "is_named"), [(0.0, True), (3.0, True), (149.0, True), (151.0, False)])
