@@ -154,10 +154,13 @@ class EngineHistory:
     minutes: Mapping[str, Minutes]
     baselines: Mapping[str, Baseline]
 
-    def changes(self) -> dict[str, LastingChange]:
-        """Return the changes that last, by part."""
-        changes = {name: drift_of(self.minutes[name], each, _LEAST[name]) for name, each in self.baselines.items()}
-        return {name: change for name, change in changes.items() if change is not None}
+    def changes(self, before: Mapping[str, LastingChange]) -> dict[str, LastingChange]:
+        """Return the changes that last, by part; those of `before` that go on began when they did."""
+        shown = {name: drift_of(self.minutes[name], each, _LEAST[name]) for name, each in self.baselines.items()}
+        changes = {name: change for name, change in shown.items() if change is not None}
+        began_s = {name: change.since_s for name, change in before.items()
+                   if name in changes and (change.ratio > 1) == (changes[name].ratio > 1)}  # fmt: skip
+        return {name: replace(change, since_s=began_s.get(name, change.since_s)) for name, change in changes.items()}
 
     def ratios(self) -> dict[str, LastingChange]:
         """Return the ratios of the last minutes to the baseline, by part."""

@@ -104,7 +104,7 @@ class WatchedEngine:
         if self.history is not None:
             origin_s = now_ns / 1e9 - _LAST_S
             self.history = continued(self.history, from_origin(lately.requests, origin_s), origin_s, now_ns / 1e9)
-            self.changes = self.history.changes()
+            self.changes = self.history.changes(self.changes)
 
     def _compare_seats(self, sample: TrafficSample, now_ns: int) -> None:
         """Compare the seats that traffic shows with those before the last restart; stated ones may be others since."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from sidelight.twin.drift import (
     said,
     split_mean,
 )
+from sidelight.twin.engine.fit import EngineFit
 from sidelight.twin.engine.spans import SpannedRequests
 
 DAY = 24 * 60
@@ -150,10 +152,10 @@ def followed(requests: SpannedRequests, until_s: float) -> EngineHistory:
 def test_an_engine_that_becomes_slower_is_dated_at_equal_batch() -> None:
     """By 7 %, within ten minutes; the hour before had no change, and another restart is none of it."""
     history = followed(traffic(slower=1.07), CHANGED_S + 600)
-    change = history.changes()["step"]
+    change = history.changes({})["step"]
     assert 1.05 < change.low < 1.07 < change.high < 1.09
     assert change.since_s == pytest.approx(NOON_S + CHANGED_S, abs=120)
-    assert history.changes().keys() <= {"step", "prefill"}
+    assert history.changes({}).keys() <= {"step", "prefill"}
     assert history.ratios()["step"].low > 1.02
     words = said("step", change, NOON_S)
     assert words.startswith("Since 13:")
@@ -164,7 +166,7 @@ def test_an_engine_that_becomes_slower_is_dated_at_equal_batch() -> None:
 
 def test_longer_prompts_are_of_the_traffic() -> None:
     """The steps of the same batch take what they took."""
-    changes = followed(traffic(longer=1.6), ENDED_S).changes()
+    changes = followed(traffic(longer=1.6), ENDED_S).changes({})
     assert changes.keys() == {"prompt_tokens"}
     assert changes["prompt_tokens"].ratio == pytest.approx(1.6, rel=0.1)
     assert "the traffic" in said("prompt_tokens", changes["prompt_tokens"], None)
@@ -179,5 +181,21 @@ def test_a_recorded_watch_is_a_baseline() -> None:
     for now_s in np.arange(CHANGED_S + 360, ENDED_S, 60.0).tolist():
         some, since_s = between(slow, now_s - 300, now_s)
         later = continued(later, some, NOON_S + since_s, NOON_S + now_s)
-    assert later.changes()["step"].ratio == pytest.approx(1.07, rel=0.02)
+    assert later.changes({})["step"].ratio == pytest.approx(1.07, rel=0.02)
     assert isinstance(history_of(between(traffic(), 0.0, 1800.0)[0], NOON_S), Missing)
+
+
+def test_a_change_goes_on_when_its_begin_is_no_longer_held() -> None:
+    """Minutes of a day are held; a change the other way is another."""
+    slow = of_means(np.full(60, 0.05))
+    history = EngineHistory(
+        fitted=cast("EngineFit", None),
+        until_s=0.0,
+        minutes={"step": slow},
+        baselines={"step": Baseline(mean=0.0, sd=0.01, blocks=9)},
+    )
+    before = history.changes({})
+    later = replace(history, minutes={"step": replace(slow, at_s=slow.at_s + DAY * MINUTE_S)})
+    assert later.changes(before)["step"].since_s == before["step"].since_s
+    faster = replace(later, minutes={"step": replace(later.minutes["step"], mean=-slow.mean)})
+    assert faster.changes(before)["step"].since_s == DAY * MINUTE_S
