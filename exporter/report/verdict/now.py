@@ -115,7 +115,7 @@ def current_verdict(now: Current) -> RunVerdict:
         do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), otherwise)
     elif now.queue is not None and is_queueing(now.means_ms):
         why, do = now.queue.seen, now.queue.cure
-    elif judged.state == "not_judged" and is_unseen:
+    elif is_unseen and judged.state in ("not_judged", "healthy"):
         why, do = WITHOUT_CLIENT, CLIENT_SPANS if now.unseen else NO_SPANS
     else:
         why = now.unread or f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately"

@@ -386,6 +386,7 @@ def test_more_running_requests_are_advised_with_what_they_would_bring(high: floa
         ({"observed": None, "unread": "HTTP 404", "sent": 19}, "not_judged", "none", "HTTP 404"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "160 engine requests"),
         ({"observed": None, "unseen": 160}, "not_judged", "none", "Have clients"),
+        ({"observed": None, "unseen": 160, "objectives": ALL_MET}, "healthy", "none", "Have clients"),
         ({"observed": None, "sent": 0}, "not_judged", "none", "no span of a client"),
         (
             {"observed": None, "queue": QUEUED, "means_ms": {"TTFT": 9.0, "queue": 4.0}},
