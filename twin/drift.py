@@ -236,9 +236,9 @@ def between(requests: SpannedRequests, begin_s: float, end_s: float) -> tuple[Sp
     return from_origin(some, origin_s), origin_s
 
 
-def time_of_day(at_s: float) -> str:
-    """Return hour and minute in UTC of a moment, s Unix."""
-    return iso_ms(round(at_s * 1e9))[11:16]
+def to_the_minute(at_s: float) -> str:
+    """Return the date and time in UTC of a moment, s Unix."""
+    return f"{iso_ms(round(at_s * 1e9))[:16].replace('T', ' ')} UTC"
 
 
 def said(part: str, change: LastingChange, restarted_s: float | None) -> str:
@@ -247,7 +247,7 @@ def said(part: str, change: LastingChange, restarted_s: float | None) -> str:
     least, most = sorted(max(0.0, 100 * (each - 1) * (1 if more else -1)) for each in (change.low, change.high))
     middle = abs(100 * (change.ratio - 1))
     by = f"{middle:.1f} % {'longer' if more else 'shorter'} ({least:.1f} to {most:.1f} %)"
-    since = f"Since {time_of_day(change.since_s)} UTC {PARTS[part]} {by}"
+    since = f"Since {to_the_minute(change.since_s)} {PARTS[part]} {by}"
     if part in OF_TRAFFIC:
         return f"{since}: that is the traffic, and at equal batch and length it changes nothing."
     if restarted_s is not None and abs(restarted_s - change.since_s) <= _RESTART_S:

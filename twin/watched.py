@@ -13,7 +13,7 @@ from sidelight.loadgen.requests.slo.objectives import Objective
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.clock import time_of_day_ns
 from sidelight.rundir.stats import Missing
-from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued, history_of, said, time_of_day
+from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued, history_of, said, to_the_minute
 from sidelight.twin.engine.fit import fit
 from sidelight.twin.engine.spans import from_origin, spanned_requests
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
@@ -117,7 +117,7 @@ class WatchedEngine:
         before, most = self._seats_before, max(self._seats.most, fitted.seen.sequences)
         self._seats = ShownSeats(most, fitted.seats or self._seats.limit)
         if self.restarted_s is not None and (text := other_seats(before, self._seats)):
-            self.restart = f"The engine restarted at {time_of_day(self.restarted_s)} UTC: since then {text}."
+            self.restart = f"The engine restarted at {to_the_minute(self.restarted_s)}: since then {text}."
             if self._seats.limit is not None and _SEATS in self.known:
                 self.known = {**self.known, _SEATS: self._seats.limit}
 
