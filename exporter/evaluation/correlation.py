@@ -62,13 +62,16 @@ def correlation_of(measured_run: MeasuredRun, reuse: RunReuse, *, steady: bool =
     # A decode engine's queue is `kv_loads`' matter.
     waited_for = [page for page, role in zip(run.endpoints, times.roles, strict=True) if role != "decode"]
     slow = slowest(measured, parts, waiting, running, start_ns=window.start_ns)
+    ok = measured.status == "ok"
+    # A reply of nothing but blanks has no TTFT, and the engine ended its request all the same.
+    timed_ratio = float((ok & np.isfinite(parts.ttft_s)).sum()) / max(1, int(ok.sum()))
     findings = Findings(
         parts=parts,
         refusal=times.refusal[rows],
         attribution=take(times.attribution, rows),
         clocks=times.clocks,
         means=means,
-        ok=measured.status == "ok",
+        ok=ok,
         submit_ns=measured.submit_ns,
         workload_class=measured.workload_class,
         endpoint_url=measured.endpoint_url,
@@ -81,11 +84,11 @@ def correlation_of(measured_run: MeasuredRun, reuse: RunReuse, *, steady: bool =
         tail=tail_shares(parts, measured.submit_ns, waiting if steady else ONLY_GREW),
         timeline=timeline(measured.submit_ns, parts.ttft_s, run.endpoints, window) if edges else UNSET,
         slowest=slow,
-        work=work_while_waiting(run.requests, times.joined, run.spans, slow, means.ratio),
+        work=work_while_waiting(run.requests, times.joined, run.spans, slow, means.ratio and means.ratio * timed_ratio),
         evidence=Evidence(
             while_waiting=while_waiting(waited_for, window),
             prefill_input_tokens_rho=rank_correlation(parts.prefill_s, input_tokens(measured)),
-            kv_loads=kv_loads(run.endpoints, window, int((measured.status == "ok").sum())),
+            kv_loads=kv_loads(run.endpoints, window, int(ok.sum())),
             reuse=prefix_reuse(reuse, rows),
         ),
     )

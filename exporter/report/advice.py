@@ -14,7 +14,7 @@ from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.gateways import GatewaySummary
 from sidelight.exporter.summary.result import Summary, generator_held_up, unknown_clock
 from sidelight.loadgen.requests.slo.results import ObjectiveResult
-from sidelight.loadgen.requests.summary import ClientSummary, too_many_failed
+from sidelight.loadgen.requests.summary import too_many_failed
 from sidelight.rundir.printable.numbers import cell, percent, spoken
 from sidelight.scraper.engines.catalogue import EngineLimits, catalogue
 from sidelight.scraper.gateways.catalogue import gateway
@@ -171,24 +171,19 @@ def advised(summary: Summary) -> Advice:
 
 
 def _before_any_change(summary: Summary) -> str:
-    """Return advice that precedes any change of the system, "" if none is needed. It is given where the numbers mean
-    too little to change the system, or are good enough.
-    """
+    """Return advice that precedes any change: the numbers mean too little, or are good enough. "" for none."""
     client, slo, cause = summary.client, summary.client.slo, summary.self_check.cause
+    failed = cure_of_failures(next(iter(client.errors), ""))
     if summary.integrity.state == "damaged":
         return "restore raw/ and manifest.json from a copy, or measure again, before acting on what is left of them"
     if summary.integrity.lost_shares:
         return "measure again: what was sent is not the load that was asked for"
     if not client.requests.ok and not summary.correlation.requests:
         often = "".join(f"; most often: {error}" for error in list(client.errors)[:1])
-        return _of_failures(client) or (
-            f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{often})"
-        )
+        return failed or f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{often})"
     if too_many_failed(client.requests):
         often = next(iter(client.errors), "unknown")
-        return (
-            _of_failures(client) or f"find out why requests failed, most often: {often} (`error` in requests.parquet)"
-        )
+        return failed or f"find out why requests failed, most often: {often} (`error` in requests.parquet)"
     if generator_held_up(summary):
         cure = f": {cause.cure[:1].lower()}{cause.cure[1:].rstrip('.')}" if cause else ""
         return f"measure again before changing the system{cure}"
@@ -199,10 +194,6 @@ def _before_any_change(summary: Summary) -> str:
         )
     good_enough = slo is not None and slo.met and summary.methodology.stability.verdict != "growing"
     return "nothing, every objective was met" if good_enough else ""
-
-
-def _of_failures(client: ClientSummary) -> str:
-    return cure_of_failures(next(iter(client.errors), ""))
 
 
 def cure_of_failures(kind: str) -> str:
@@ -291,7 +282,14 @@ def _queue(seen: Observations) -> Advice | None:
     is_shared = seen.breakdown.decode_queue_ms.mean is not None
     by_loads = None if is_shared else _loads(seen.loads, queue_ms, "the engine's queue")
     by_others = _slow_rank(seen) or _adapters(seen) or _prompts_of_others(seen)
-    return by_loads or by_others or advice_on_queue(seen.waited, seen.limits, seen.preemptions)
+    by_limit = advice_on_queue(seen.waited, seen.limits, seen.preemptions)
+    if is_shared and by_limit is not None and by_limit.raises:
+        # What a prefill engine finishes within a step is never seen running.
+        by_limit = Advice(
+            seen="Requests waited in the prefill engine's queue, with room in its KV cache",
+            cure="add a prefill engine, or send shorter prompts",
+        )
+    return by_loads or by_others or by_limit
 
 
 def _slow_rank(seen: Observations) -> Advice | None:

@@ -348,6 +348,13 @@ def test_a_decode_engines_queue_is_its_loads_or_its_places(loads_ms: tuple[float
     assert cure in advised(run).cure
 
 
+def test_a_prefill_engine_is_asked_for_no_more_running_requests():
+    """What it finishes within a step is never seen running: a busy one shows 1, the most in the run."""
+    shared = {name: known("queue_ms", ms, share) for name, ms, share in
+              (("queue_ms", 800.0, 0.8), ("decode_queue_ms", 20.0, 0.02))}  # fmt: skip
+    assert "add a prefill engine" in advised(made_of("queue", waiting=SEATS, breakdown=shared)).cure
+
+
 def test_a_load_within_one_engines_queue_is_no_reason_to_run_more_requests():
     """As of a cache that is offloaded: every place is taken while it is loaded."""
     queue = {"queue_ms": known("queue_ms", 200.0, 0.9)}

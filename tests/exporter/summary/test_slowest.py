@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import summaries
+from golden_files import GOLDEN
 from logs import request_log
 
 from sidelight.correlator.exact.work import Stays
+from sidelight.correlator.opening import open_run
+from sidelight.exporter.evaluation.evaluate import evaluate
 from sidelight.exporter.summary.slowest import MOST, SlowRequest, engine_work, slowest
 from sidelight.rundir.columns import take
+from sidelight.rundir.fields import UNSET
 from sidelight.rundir.stats import Missing
 
 TTFT_MS = (50.0, 300.0, 200.0)
@@ -98,3 +102,13 @@ def test_a_wait_is_divided_among_what_the_engine_computed():
 def test_work_for_others_is_refused(server_over_client: float | None, is_known: bool):
     log = request_log(*({"submit": 0, "trace_id": f"t{at}"} for at in range(2)))
     assert is_known == (not engine_work(log, two_stays(), [], server_over_client).missing)
+
+
+def test_replies_of_blanks_are_no_work_for_others():
+    """They have no TTFT, and the engine's page counts them: 24 ended there for 22 with one here."""
+    run = open_run(GOLDEN / "vllm_spans")
+    blank = np.isin(np.arange(len(run.requests)), np.flatnonzero(run.requests.phase == "measure")[:2])
+    requests = replace(run.requests, first_token_ns=np.where(blank, -1, run.requests.first_token_ns))
+    correlation = evaluate(replace(run, requests=requests)).summary.correlation
+    assert (24, 22) == (correlation.server_requests, correlation.client_requests)
+    assert correlation.work.missing is UNSET

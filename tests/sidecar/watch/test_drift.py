@@ -128,7 +128,7 @@ def test_other_seats_behind_a_restart_are_said_and_replace_stated_ones() -> None
             watched.estimation(now_ns, engines=1, finished_per_s=None, restarted_s=restarted_s)()
             said += watched.fresh()
         begin_s += 16 * MINUTE
-    assert [text[35:49] for text in said if "restarted" in text] == [" 22:29 UTC: si"]
+    assert [text[:46] for text in said if "restarted" in text] == ["The engine restarted at 2023-11-14 22:29 UTC: "]
     assert watched.known == {"max-num-seqs": 1}
     assert watched.history is not None
     assert watched.history.fitted.seats == 16
