@@ -205,6 +205,7 @@ def twin_of(of: World, requests: EngineRequests, duration_s: float) -> Twin | No
         fitted=fitted,
         engine=engine_of(fitted),
         missed=missed,
+        traffic=requests,
         arrival=Arrival(kind="poisson", rate_per_s=1.0),
         concurrency=None,
         duration_s=duration_s,

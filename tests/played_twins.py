@@ -107,6 +107,7 @@ def twin_of(requests: EngineRequests, *, seats: int | None = 16, arrival: Arriva
         fitted=shown_fit,
         engine=engine_of(shown_fit),
         missed=missed,
+        traffic=requests,
         arrival=arrival,
         concurrency=None,
         duration_s=float(requests.submit_s[-1]),

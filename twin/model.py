@@ -16,7 +16,7 @@ from sidelight.twin.check import engine_of, misfit, refusal
 from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineRequests, fit
 from sidelight.twin.engine.spans import MOST_SPANNED, spanned_requests
 from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
-from sidelight.twin.scenario import Twin
+from sidelight.twin.scenario import Twin, span_s
 
 #: Of the requests that were sent: others took steps that the fit cannot see.
 LEAST_WHOLE, MOST_OTHERS = 0.95, 1.05
@@ -55,9 +55,10 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int]) -> Twin | Missi
     return replace(
         twin,
         requests=measured,
+        traffic=measured,
         arrival=_arrival(config),
         concurrency=config.get("concurrency") if config.get("rate") is None else None,
-        duration_s=_duration_s(measured),
+        duration_s=span_s(measured),
     )
 
 
@@ -84,9 +85,10 @@ def tested_twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Mi
         fitted=fitted,
         engine=engine,
         missed=missed,
+        traffic=requests,
         arrival=None,
         concurrency=None,
-        duration_s=_duration_s(requests),
+        duration_s=span_s(requests),
     )
 
 
@@ -96,10 +98,6 @@ def _fewer_seats(requests: EngineRequests, stated: int) -> str:
     if isinstance(shown, Missing) or shown.seats is None or shown.seats >= stated:
         return ""
     return f"requests waited while {shown.seats} ran, and max-num-seqs={stated} is stated: state the engine's"
-
-
-def _duration_s(requests: EngineRequests) -> float:
-    return float(requests.submit_s[-1]) * len(requests) / (len(requests) - 1)
 
 
 def _requests(run: Run, most: int | None = None) -> EngineRequests:

@@ -16,7 +16,8 @@ from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
 from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
 from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineFit, EngineRequests
-from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
+from sidelight.twin.engine.play import EngineLoad, Router, play
+from sidelight.twin.engine.steps import AnsweredRequests
 
 SETTINGS = {
     "max-num-seqs": "max_num_seqs",
@@ -28,6 +29,7 @@ LEVEL = 0.9
 _REQUESTS, _MOST_PLAYS, _LEAST_PLAYS = 60_000, 24, 8  # played for a scenario, in all
 _SHARE = 0.05  # of the time: a limit that binds for less does not bind
 _SAME = 0.2  # of the logarithm: predictions with few and with many seats that say the same
+_BEYOND = 1.2  # times what the run had: more is extrapolated
 _FEW = 200  # requests after the cut: fewer say little of p99, so that p90's misfit stands for it
 
 
@@ -48,7 +50,7 @@ class Scenario:
 
     rate_per_s   of all replicas together; or `concurrency`, of a closed loop
     arrival      process of an open loop, at any rate
-    replicas     equal engines, to which requests go by turns
+    replicas     equal engines, to which requests go by turns, or by `router`
     settings     of the engine, by vLLM's names (SETTINGS)
     """
 
@@ -57,28 +59,39 @@ class Scenario:
     concurrency: int | None = None
     arrival: Arrival | None = None
     replicas: int = 1
+    router: Router = "round-robin"
     settings: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
-    """A fitted engine and the traffic of its run, without the warm-up.
+    """A fitted engine, the measured requests of its run, and the traffic to predict.
 
-    `arrival` is the run's process, None where its gaps are drawn from those that were; `concurrency` that of a closed
-    loop, else None. `duration_s` is for how long requests were sent.
+    traffic      the run's, or other; what is sent is drawn from it, but of a replay, which is sent as it stands
+    arrival      its process, None where gaps are drawn from its own
+    concurrency  of a closed loop, else None
+    duration_s   for how long requests are sent
+    notes        what holds of the traffic
     """
 
     requests: EngineRequests
     fitted: EngineFit
     engine: EngineSettings
     missed: Misfit
+    traffic: AnsweredRequests
     arrival: Arrival | None
     concurrency: int | None
     duration_s: float
+    notes: tuple[str, ...] = ()
 
     @property
     def rate_per_s(self) -> float:
-        return len(self.requests) / self.duration_s
+        return len(self.traffic) / span_s(self.traffic)
+
+
+def span_s(requests: AnsweredRequests) -> float:
+    """Return for how long requests were sent, the gap behind the last included."""
+    return float(requests.submit_s[-1] - requests.submit_s[0]) * len(requests) / (len(requests) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,53 +200,47 @@ class _Play:
 
 def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -> _Play:
     random = np.random.default_rng([seed, len(twin.requests)])
-    population = random.integers(0, len(twin.requests), len(twin.requests))
+    population = random.integers(0, len(twin.traffic), len(twin.traffic))
     speed = twin.fitted.draws[seed % len(twin.fitted.draws)]
     engine = replace(engine, speed=speed)
     arrival_s = _arrivals(twin, scenario, seed, random)
     count = len(twin.requests) if arrival_s is None else len(arrival_s)
-    drawn = population[random.integers(0, len(population), count)]
+    is_replay = (process := _process(twin, scenario)) is not None and process.kind == "replay"
+    drawn = np.arange(count) if is_replay else population[random.integers(0, len(population), count)]
     frontend_s = random.choice(twin.fitted.frontend_s, count)
-    latencies, times, loads = [], [], []
-    for replica in range(scenario.replicas):
-        turns = slice(replica, None, scenario.replicas)
-        load = EngineLoad(
-            prompt_tokens=twin.requests.prompt_tokens[drawn[turns]],
-            cached_tokens=twin.requests.cached_tokens[drawn[turns]],
-            output_tokens=twin.requests.output_tokens[drawn[turns]],
-            arrival_s=None if arrival_s is None else (arrival_s + frontend_s)[turns],
-            concurrency=max(1, (scenario.concurrency or twin.concurrency or 1) // scenario.replicas),
-            think_s=float(np.median(frontend_s)),
-        )
-        if not len(load.prompt_tokens):
-            continue
-        factors, by_size = twin.fitted.factors, twin.fitted.by_size
-        times.append(play(load, engine, seed=int(random.integers(1 << 31)), factors=factors, by_size=by_size))
-        loads.append(load)
-        latencies.append(latencies_ms(load, times[-1], frontend_s[turns]))
-    return _play_of(np.concatenate(latencies, axis=1), times, loads, twin.duration_s if arrival_s is not None else None)
-
-
-def _play_of(
-    latencies: Floats, times: Sequence[EngineTimes], loads: Sequence[EngineLoad], duration_s: float | None
-) -> _Play:
-    """Return the results of a play; rates are of what ended by `duration_s`, or of all."""
-    last_s = np.concatenate([each.last_s for each in times])
-    tokens = np.concatenate([each.output_tokens for each in loads])
-    end_s = duration_s or float(last_s.max())
-    ended = last_s <= end_s
-    busy_s = max(1e-9, sum(each.busy_s for each in times))
+    load = EngineLoad(
+        prompt_tokens=twin.traffic.prompt_tokens[drawn],
+        cached_tokens=twin.traffic.cached_tokens[drawn],
+        output_tokens=twin.traffic.output_tokens[drawn],
+        arrival_s=None if arrival_s is None else arrival_s + frontend_s,
+        concurrency=scenario.concurrency or twin.concurrency or 1,
+        think_s=float(np.median(frontend_s)),
+    )
+    times = play(
+        load,
+        engine,
+        replicas=scenario.replicas,
+        router=scenario.router,
+        seed=int(random.integers(1 << 31)),
+        factors=twin.fitted.factors,
+        by_size=twin.fitted.by_size,
+    )
+    end_s = float(times.last_s.max()) if arrival_s is None else twin.duration_s
+    if arrival_s is not None and is_replay:  # at another rate it has another length
+        end_s = min(end_s, float(arrival_s.max()))
+    ended = times.last_s <= end_s
+    busy_s = max(1e-9, times.busy_s)
     return _Play(
-        quantiles=np.maximum(quantiles_of(latencies), 1e-6),
+        quantiles=np.maximum(quantiles_of(latencies_ms(load, times, frontend_s)), 1e-6),
         requests_per_s=float(ended.sum()) / end_s,
-        output_tokens_per_s=float(tokens[ended].sum()) / end_s,
-        busy=min(1.0, busy_s / (len(times) * max(end_s, 1e-9))),
+        output_tokens_per_s=float(load.output_tokens[ended].sum()) / end_s,
+        busy=min(1.0, busy_s / (scenario.replicas * max(end_s, 1e-9))),
         shares={
-            "max-num-seqs": sum(each.seats_s for each in times) / busy_s,
-            "max-num-batched-tokens": sum(each.budget_s for each in times) / busy_s,
-            "kv-blocks": sum(each.blocks_s for each in times) / busy_s,
+            "max-num-seqs": times.seats_s / busy_s,
+            "max-num-batched-tokens": times.budget_s / busy_s,
+            "kv-blocks": times.blocks_s / busy_s,
         },
-        most_running=max(each.most_running for each in times),
+        most_running=times.most_running,
     )
 
 
@@ -244,10 +251,15 @@ def _engine(twin: Twin, scenario: Scenario) -> EngineSettings | Missing:
         engine = replace(twin.engine, **changes)
     except SettingsError as error:
         return Missing(str(error))
-    longest = int((twin.requests.prompt_tokens + twin.requests.output_tokens).max())
+    longest = int((twin.traffic.prompt_tokens + twin.traffic.output_tokens).max())
     if (needed := -(-longest // engine.block_size)) > engine.kv_blocks:
         return Missing(f"the longest request has {longest:,} tokens and needs {needed:,} blocks of {engine.block_size}")
     return engine
+
+
+def _process(twin: Twin, scenario: Scenario) -> Arrival | None:
+    """Return the process of arrivals; None of a closed loop, and where gaps are drawn from those that were."""
+    return None if _is_closed(twin, scenario) else scenario.arrival or twin.arrival
 
 
 def _arrivals(twin: Twin, scenario: Scenario, seed: int, random: np.random.Generator) -> Floats | None:
@@ -255,10 +267,9 @@ def _arrivals(twin: Twin, scenario: Scenario, seed: int, random: np.random.Gener
     if _is_closed(twin, scenario):
         return None
     rate = scenario.rate_per_s or twin.rate_per_s
-    if (arrival := scenario.arrival or twin.arrival) is not None:
-        process = replace(arrival, rate_per_s=rate)
-        return schedule(process, seed=1 + seed, duration_s=twin.duration_s) / 1e9
-    gaps_s = np.diff(twin.requests.submit_s) * twin.rate_per_s / rate
+    if (process := _process(twin, scenario)) is not None:
+        return schedule(replace(process, rate_per_s=rate), seed=1 + seed, duration_s=twin.duration_s) / 1e9
+    gaps_s = np.diff(twin.traffic.submit_s) * twin.rate_per_s / rate
     count = round(rate * twin.duration_s * 1.5) + 10
     at_s: Floats = np.cumsum(gaps_s[_stretches(random, len(gaps_s), count)])
     return at_s[at_s < twin.duration_s]
@@ -280,11 +291,14 @@ def _misfit(missed: Misfit) -> Floats:
 
 
 def _notes(twin: Twin, scenario: Scenario, most: int) -> Sequence[str]:
-    notes = []
-    if most > 1.2 * twin.fitted.seen.sequences:
+    notes = [*twin.notes]
+    if most > _BEYOND * twin.fitted.seen.sequences:
         notes.append(
             f"extrapolated: the run had at most {twin.fitted.seen.sequences} sequences in a step, this has {most}"
         )
-    if "kv-blocks" in scenario.settings and twin.requests.cached_tokens.any():
-        notes.append("prefixes are assumed to stay cached as in the run")
+    had, longest = (int((each.prompt_tokens + each.output_tokens).max()) for each in (twin.requests, twin.traffic))
+    if longest > _BEYOND * had:
+        notes.append(f"extrapolated: the run's longest request had {had:,} tokens, the longest here has {longest:,}")
+    if twin.traffic.cached_tokens.any() and ("kv-blocks" in scenario.settings or scenario.replicas > 1):
+        notes.append("prefixes are assumed to stay cached as in one engine with the blocks of the run")
     return notes

@@ -18,21 +18,21 @@ from sidelight.exporter.evaluation.measured import window_of
 from sidelight.exporter.evaluation.server import engines_of, server_of
 from sidelight.exporter.text import print_on
 from sidelight.loadgen.plan.arrivals import Arrival
-from sidelight.loadgen.requests.slo.objectives import parse_typed_slo
-from sidelight.recorded.errors import ConfigurationError, unusable_place
+from sidelight.loadgen.requests.slo.objectives import Slo, parse_typed_slo
+from sidelight.recorded.errors import ConfigurationError
 from sidelight.recorded.run import Run
-from sidelight.rundir.files import replace_file
-from sidelight.rundir.printable.masking import without_secrets
 from sidelight.rundir.printable.numbers import figure
 from sidelight.rundir.stats import Missing
 from sidelight.sidecar.options.fields import CRITERIA, OUTPUT, Verbose, flag, option
-from sidelight.sidecar.predict.page import as_html
+from sidelight.sidecar.predict.page import write_page
 from sidelight.sidecar.predict.report import report
 from sidelight.sidecar.predict.result import MeasuredLoad, answer
 from sidelight.sidecar.predict.validation import validated
 from sidelight.sidecar.progress.reporter import Terminal
+from sidelight.twin.engine.play import Router
 from sidelight.twin.model import twin_of
 from sidelight.twin.scenario import Prediction, Scenario, Twin, settings_of
+from sidelight.twin.traffic import OtherTraffic
 
 SCENARIO = Group("What if", sort_key=1)
 DEFAULT_RATES = "x0.5,x1,x1.5,x2"
@@ -54,7 +54,20 @@ Process = Annotated[
     Literal["poisson", "uniform", "burst"] | None,
     option(SCENARIO, "Arrivals of the rates, where they are not those of the run.", show_default=False),
 ]
-Replicas = Annotated[str, option(SCENARIO, "Equal engines that share the rate by turns, several with commas.")]
+Replicas = Annotated[str, option(SCENARIO, "Equal engines that share the rate, several with commas.")]
+Routing = Annotated[Router, option(SCENARIO, "Which replica gets a request: by turns, or the one that has the fewest.")]
+Workload = Annotated[
+    str,
+    option(SCENARIO, "Other requests: a workload's, by the name or YAML file that run takes.", show_default=False),
+]
+Trace = Annotated[
+    Path | None,
+    option(SCENARIO, "Other requests at their own times: a trace, as run --trace takes it.", show_default=False),
+]
+Prompts = Annotated[
+    str, option(SCENARIO, "Other lengths of prompts, like 2048 or uniform:128-1024.", show_default=False)
+]
+Outputs = Annotated[str, option(SCENARIO, "Other lengths of outputs, likewise.", show_default=False)]
 Settings = Annotated[
     tuple[str, ...],
     option(
@@ -93,6 +106,11 @@ def predict(  # noqa: PLR0913  an argument is an option
     concurrency: Counts = "",
     arrival: Process = None,
     replicas: Replicas = "1",
+    router: Routing = "round-robin",
+    input_tokens: Prompts = "",
+    output_tokens: Outputs = "",
+    workload: Workload = "",
+    trace: Trace = None,
     settings: Settings = (),
     known: Known = "",
     slo: Objectives = None,
@@ -110,36 +128,44 @@ def predict(  # noqa: PLR0913  an argument is an option
     sidelight predict runs/today --rate x1.5,x2,x3
 
     sidelight predict runs/today --rate 8 --set max-num-seqs=32 --slo 'ttft_p99<2s'
+
+    sidelight predict runs/today --trace monday.jsonl --rate x1 --replicas 2,3 --router least-requests
     """
     del verbose  # which is read before
-    try:
-        objectives = parse_typed_slo(slo) if slo else None
-    except ValueError as error:
-        raise ConfigurationError("option.value", str(error)) from None
+    objectives = _objectives(slo)
     run = open_run(run_directory)
-    twin = _twin(run, settings_of("--known", known))
-    loads = [
-        replace(each, arrival=Arrival(kind=arrival, rate_per_s=1.0)) if arrival and each.rate_per_s else each
-        for each in _loads(
-            rate, concurrency, replicas, [settings_of("--set", each) for each in settings], twin.rate_per_s
-        )
-    ]
+    other = OtherTraffic(workload=workload, trace=trace, input_tokens=input_tokens, output_tokens=output_tokens)
+    twin = other.of(_twin(run, settings_of("--known", known)))
+    changes = [settings_of("--set", each) for each in settings]
+    base = Scenario(label="", router=router, arrival=Arrival(kind=arrival, rate_per_s=1.0) if arrival else None)
+    loads = list(_loads(rate, concurrency, replicas, base, changes, twin.rate_per_s))
     there = loads[-1].settings, loads[-1].replicas  # of the server to be loaded
 
     def measure(prediction: Prediction) -> MeasuredLoad | UnsetType:
         of = prediction.scenario
         if validate is None or (of.settings, of.replicas) != there:
             return UNSET
-        return validated(run, prediction, validate, seed=1 + loads.index(of), duration_s=twin.duration_s)
+        return validated(
+            run, prediction, validate, seed=1 + loads.index(of), duration_s=twin.duration_s, traffic=other.options
+        )
 
-    predicted = answer(twin, loads, run_id=run.manifest["run_id"], slo=objectives, price=price, measure=measure)
+    predicted = answer(
+        twin, loads, run_id=run.manifest["run_id"], traffic=other.text, slo=objectives, price=price, measure=measure
+    )
     if output is not None:
-        _write(output, as_html(predicted, twin, loads[-1].settings))
+        write_page(output, predicted, twin, loads[-1].settings)
     if as_json:
         sys.stdout.write(json.dumps(msgspec.to_builtins(predicted), indent=2) + "\n")
     else:
         print_on(Terminal(highlight=False), report(predicted))
     return 0
+
+
+def _objectives(slo: str | None) -> Slo | None:
+    try:
+        return parse_typed_slo(slo) if slo else None
+    except ValueError as error:
+        raise ConfigurationError("option.value", str(error)) from None
 
 
 def _twin(run: Run, known: Mapping[str, int]) -> Twin:
@@ -162,15 +188,8 @@ def _finished(run: Run) -> float:
     return float(finished.stats.total or 0.0) if finished else 0.0
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        replace_file(path, lambda file: file.write(without_secrets(text).encode()))
-    except OSError as error:
-        raise unusable_place("--output", path, error) from error
-
-
 def _loads(
-    rate: str, concurrency: str, replicas: str, settings: Sequence[Mapping[str, int]], of_run: float
+    rate: str, concurrency: str, replicas: str, base: Scenario, settings: Sequence[Mapping[str, int]], of_run: float
 ) -> Iterator[Scenario]:
     """Yield all scenarios: each load on each number of replicas, as the engine was and under each setting."""
     loads: list[tuple[str, Any, str]] = [
@@ -188,7 +207,7 @@ def _loads(
                     *([f"{count} replicas"] if count > 1 else []),
                     *(f"{a}={b}" for a, b in changed.items()),
                 ]
-                yield Scenario(label=", ".join(words), replicas=count, settings=changed, **{name: value})
+                yield replace(base, label=", ".join(words), replicas=count, settings=changed, **{name: value})
 
 
 def _rate(text: str, of_run: float) -> float:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sidelight.exporter.document import Line, Prose, Section
 from sidelight.exporter.html.markup import page_header, section
 from sidelight.exporter.html.page import as_page
 from sidelight.exporter.html.sections import NO_SCRIPT
+from sidelight.recorded.errors import unusable_place
+from sidelight.rundir.files import replace_file
+from sidelight.rundir.printable.masking import without_secrets
 from sidelight.rundir.stats import Missing
 from sidelight.sidecar.predict.report import NAMES, answer_lines, details, rests_on
 from sidelight.sidecar.predict.result import Predicted
@@ -22,10 +26,17 @@ _PLAYS = 12
 _P99 = QUANTILES.index(0.99)
 
 
-def as_html(predicted: Predicted, twin: Twin, settings: Mapping[str, int]) -> str:
-    """Return the page of predictions, one file that connects to nothing; curves are under `settings`, if there are."""
+def write_page(path: Path, predicted: Predicted, twin: Twin, settings: Mapping[str, int]) -> None:
+    """Write the page of predictions, one file that connects to nothing; curves are under `settings`, if there are.
+
+    Raises ConfigurationError where it cannot be written.
+    """
     title = f"Sidelight prediction of {predicted.run_id}"
-    return as_page(title, _sections(predicted), {"plots": _plots(twin, settings)}, styles=STYLES, scripts=SCRIPTS)
+    text = as_page(title, _sections(predicted), {"plots": _plots(twin, settings)}, styles=STYLES, scripts=SCRIPTS)
+    try:
+        replace_file(path, lambda file: file.write(without_secrets(text).encode()))
+    except OSError as error:
+        raise unusable_place("--output", path, error) from error
 
 
 def _sections(predicted: Predicted) -> Iterator[str]:
@@ -38,6 +49,8 @@ def _plots(twin: Twin, settings: Mapping[str, int]) -> list[dict[str, Any]]:
     lines = {"as the engine was": {}, **({_words(settings): settings} if settings else {})}
     curves = {name: _curve(twin, changed) for name, changed in lines.items()}
     shown = quantiles_of(observed_ms(twin.requests))[:, _P99]
+    measured = {"name": "measured", "x": [twin.rate_per_s], "low": [None], "high": [None]}
+    is_of_run = twin.traffic is twin.requests
     return [
         {
             "name": name.replace("_", "-"),
@@ -50,7 +63,7 @@ def _plots(twin: Twin, settings: Mapping[str, int]) -> list[dict[str, Any]]:
             "log_y": True,
             "lines": [
                 *(_line(label, curve, at) for label, curve in curves.items()),
-                {"name": "measured", "x": [twin.rate_per_s], "y": [_number(shown[at])], "low": [None], "high": [None]},
+                *([{**measured, "y": [_number(shown[at])]}] if is_of_run else []),
             ],
         }
         for at, name in enumerate(METRICS)

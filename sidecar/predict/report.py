@@ -57,10 +57,15 @@ def _tables(predicted: Predicted) -> Iterator[Block]:
 
 def rests_on(predicted: Predicted) -> str:
     """Return the run and the time that predictions rest on, in words."""
-    fit = predicted.fit
+    fit, lasts = predicted.fit, duration(predicted.duration_s)
+    sent = (
+        f"; sent are those of {predicted.traffic}, for {lasts}."
+        if predicted.traffic
+        else (f"; each load lasts {lasts}, as the run's did.")
+    )
     return (
-        f"By {fit.requests:,} requests and {fit.steps:,} steps of run {predicted.run_id}; each load lasts "
-        f"{duration(predicted.duration_s)}, as the run's did. An interval holds what nine of ten such runs would show."
+        f"By {fit.requests:,} requests and {fit.steps:,} steps of run {predicted.run_id}{sent} An interval holds what "
+        "nine of ten such runs would show."
     )
 
 

@@ -16,11 +16,12 @@ from sidelight.rundir.columns import Floats
 from sidelight.rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import METRICS
+from sidelight.twin.engine.play import Router
 from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rates, is_met
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 from sidelight.twin.seats import PredictedTime
 
-VERSION = "1.1"
+VERSION = "1.2"
 LEVELS = ("p50", "p90", "p99")
 
 
@@ -40,7 +41,8 @@ class PredictedLoad(Struct, frozen=True, kw_only=True):
     label: Annotated[str, doc("the scenario in words")]
     rate_per_s: Annotated[Amount | None, doc("requests sent, to all replicas; null of a closed loop", "requests/s")]
     concurrency: Annotated[Count | None, doc("requests in flight of a closed loop, else null", "requests")]
-    replicas: Annotated[Count, doc("equal engines, to which requests go by turns", "engines")]
+    replicas: Annotated[Count, doc("equal engines that share the requests", "engines")]
+    router: Annotated[Router, doc("which replica gets a request: by turns, or the one that has the fewest")]
     settings: Annotated[dict[str, int], doc("settings of the engine that differ from the run's")]
     refused: Annotated[Reason | UnsetType, doc("why there is no prediction")] = UNSET
     ttft_ms: Annotated[dict[str, PredictedTime] | UnsetType, doc("p50, p90 and p99")] = UNSET
@@ -101,8 +103,9 @@ class Predicted(Struct, frozen=True, kw_only=True):
 
     schema_version: Annotated[str, doc("version of this format")] = VERSION
     run_id: Annotated[str, doc("the run that it rests on")]
+    traffic: Annotated[str, doc("options that give other requests than the run's; empty without")]
     slo: Annotated[str | None, doc("the objectives, null without")]
-    duration_s: Annotated[Amount, doc("length of the load that is predicted, that of the run", "s")]
+    duration_s: Annotated[Amount, doc("length of the load that is predicted, that of the run or trace", "s")]
     fit: TwinFit
     loads: list[PredictedLoad]
     highest_rate: Annotated[HighestRate | UnsetType, doc("by `--slo`; absent without")] = UNSET
@@ -143,6 +146,7 @@ def load_of(
         "rate_per_s": scenario.rate_per_s,
         "concurrency": scenario.concurrency,
         "replicas": scenario.replicas,
+        "router": scenario.router,
         "settings": dict(scenario.settings),
     }
     if isinstance(prediction, Missing):
@@ -189,6 +193,7 @@ def answer(
     loads: Sequence[Scenario],
     *,
     run_id: str,
+    traffic: str = "",
     slo: Slo | None,
     price: float | None,
     measure: Callable[[Prediction], MeasuredLoad | UnsetType] = lambda _: UNSET,
@@ -208,6 +213,7 @@ def answer(
     ]
     return Predicted(
         run_id=run_id,
+        traffic=traffic,
         slo=slo.text if slo else None,
         duration_s=twin.duration_s,
         fit=fit_of(twin),

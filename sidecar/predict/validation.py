@@ -21,12 +21,24 @@ from sidelight.twin.scenario import Prediction
 
 #: Settings of the run that the load of another does not take over; the rest of its configuration goes along.
 _LEFT = ("config", "out", "listen", "metrics", "requests", "json", "quiet", "rate", "concurrency", "seed", "slo")
+_OF_TRAFFIC = (
+    "workload",
+    "dataset",
+    "prompts",
+    "input_tokens",
+    "output_tokens",
+    "trace",
+    "replay_requests",
+    "sessions",
+)
 
 
-def validated(run: Run, prediction: Prediction, url: str, *, seed: int, duration_s: float) -> MeasuredLoad:
+def validated(
+    run: Run, prediction: Prediction, url: str, *, seed: int, duration_s: float, traffic: Mapping[str, str]
+) -> MeasuredLoad:
     """Return the measured times of a predicted load, sent to `url` by `sidelight run`.
 
-    Its directory lies beside that of the fitted run.
+    Its directory lies beside that of the fitted run. `traffic` are options in place of the run's own.
 
     Raises ConfigurationError where the load could not be sent.
     """
@@ -34,11 +46,11 @@ def validated(run: Run, prediction: Prediction, url: str, *, seed: int, duration
     name = f"{run.path.name}-validate-{seed}"
     out = next(place for n in range(1000) if not (place := run.path.with_name(f"{name}-{n}" if n else name)).exists())
     config = {
-        **_configuration(run.manifest["config"]),
+        **_configuration(run.manifest["config"], traffic),
         "url": [url],
         "rate": scenario.rate_per_s,
         "concurrency": scenario.concurrency,
-        **({"arrival": scenario.arrival.kind, "burstiness": 1.0} if scenario.arrival else {}),
+        **({"arrival": scenario.arrival.kind, "burstiness": 1.0} if scenario.arrival and scenario.rate_per_s else {}),
         "duration": duration_s,
         "seed": seed,
         "out": str(out),
@@ -56,13 +68,15 @@ def validated(run: Run, prediction: Prediction, url: str, *, seed: int, duration
     return _measured(out, prediction)
 
 
-def _configuration(config: Mapping[str, Any]) -> dict[str, Any]:
+def _configuration(config: Mapping[str, Any], traffic: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of a run that its predicted loads have too; masked secrets come from the environment."""
-    return {
+    left = (*_LEFT, *_OF_TRAFFIC) if {"workload", "trace"} & {*traffic} else _LEFT
+    others = {
         name: value
         for name, value in config.items()
-        if name not in _LEFT and value not in (None, [], False) and "***" not in str(value)
+        if name not in left and value not in (None, [], False) and "***" not in str(value)
     }
+    return {**others, **traffic, **({"arrival": "replay", "workload": "trace"} if "trace" in traffic else {})}
 
 
 def _measured(path: Path, prediction: Prediction) -> MeasuredLoad:

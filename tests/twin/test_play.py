@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from played_runs import arrivals, engine, lengths, simulated
@@ -12,6 +15,7 @@ from sidelight.simulator.settings import PROFILES, EngineSettings
 from sidelight.simulator.virtual import VirtualExchange
 from sidelight.twin.engine.play import EngineLoad, play
 
+EVEN = replace(PROFILES["demo"], jitter_ratio=0.0)
 ROUNDING_S = 1e-6  # the simulated engine rounds each step to a nanosecond
 
 
@@ -92,6 +96,40 @@ def test_the_limit_that_requests_wait_for_is_named() -> None:
     small_budget = play(_load(prompts, np.full(100, 2), at_s), engine(max_num_batched_tokens=64))
     assert few_seats.seats_s > 0.8 * few_seats.busy_s
     assert small_budget.budget_s > 0.5 * small_budget.busy_s
+
+
+def test_replicas_by_turns_are_engines_of_their_own() -> None:
+    prompts, outputs = lengths(90, 6)
+    at_s = arrivals(90, 12.0, 6)
+    together = play(_load(prompts, outputs, at_s), engine(speed=EVEN), replicas=3)
+    for turn in range(3):
+        turns = slice(turn, None, 3)
+        alone = play(_load(prompts[turns], outputs[turns], at_s[turns]), engine(speed=EVEN))
+        assert (together.first_s[turns] == alone.first_s).all()
+        assert (together.last_s[turns] == alone.last_s).all()
+
+
+def test_a_request_goes_to_the_replica_that_has_the_fewest() -> None:
+    """Beside a long request on the one, short ones after each other are all alone on the other."""
+    prompts, outputs = np.full(4, 100), np.array([2000, 20, 20, 20])
+    at_s = np.array([0.0, 0.1, 2.0, 4.0])
+    alone = play(_load(prompts[:1], np.full(1, 20), np.zeros(1)), engine(speed=EVEN))
+    balanced, by_turns = (
+        play(_load(prompts, outputs, at_s), engine(speed=EVEN), replicas=2, router=router)
+        for router in ("least-requests", "round-robin")
+    )
+    short_s = np.array([(each.last_s - at_s)[1:] for each in (balanced, by_turns)])
+    assert short_s[0] == pytest.approx(float(alone.last_s[0]), abs=1e-9)
+    assert short_s[1, 1] > 1.01 * float(alone.last_s[0])
+
+
+@given(rate_per_s=st.floats(1, 40), seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=10)
+def test_one_replica_has_nothing_to_choose(rate_per_s: float, seed: int) -> None:
+    prompts, outputs = lengths(40, seed)
+    load = _load(prompts, outputs, arrivals(40, rate_per_s, seed))
+    balanced, alone = (play(load, engine(seed=seed), router=router) for router in ("least-requests", "round-robin"))
+    assert balanced.last_s == pytest.approx(alone.last_s, abs=1e-9)
 
 
 def _load(prompts: Floats, outputs: Floats, at_s: Floats | None, concurrency: int = 1) -> EngineLoad:

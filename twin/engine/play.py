@@ -8,17 +8,20 @@ so that the cost is per request and prefill step, not per token.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from sidelight.rundir.columns import Floats, Ints
 from sidelight.simulator.settings import EngineSettings
 
+Router = Literal["round-robin", "least-requests"]
 _DRAWN = 4096  # jitters at a time
 _MOST_STEPS = 1024  # at once
 _STRETCH = 32  # steps whose factors stay together
@@ -28,8 +31,8 @@ _STRETCH = 32  # steps whose factors stay together
 class EngineLoad:
     """Requests for an engine in the order of sending; tokens are int64 [n], and an output has at least one.
 
-    `arrival_s` is when each reaches the engine of an open loop [n], ascending. None: a closed loop, whose `concurrency`
-    requests come at 0, and each next one `think_s` after one has ended.
+    `arrival_s` is when each reaches the engine of an open loop [n]. None: a closed loop, whose `concurrency` requests
+    come at 0, and each next one `think_s` after one has ended.
     """
 
     prompt_tokens: Ints
@@ -73,6 +76,8 @@ def play(
     load: EngineLoad,
     engine: EngineSettings,
     *,
+    replicas: int = 1,
+    router: Router = "round-robin",
     seed: int | None = None,
     factors: StepFactors | None = None,
     by_size: Floats | None = None,
@@ -81,12 +86,71 @@ def play(
 
     With `factors` steps are longer by stretches of these, drawn from them as they stand, in place of the engine's
     jitter; with `by_size` all but their prefill is by that of their number of sequences too, the last for all beyond.
-    Cost: some 15 us a request and as much a prefill step.
+    Equal `replicas` share an open loop by turns, or each request goes to the one that has the fewest, to within a step;
+    of a closed loop each has its part. Their work is added up. Cost: some 15 us a request and as much a prefill step.
     """
-    ratio, seed = engine.speed.jitter_ratio, engine.seed if seed is None else seed
-    jitters = _Jitters(ratio, seed, factors and factors.decode)
-    of_prefills = jitters if factors is None else _Jitters(ratio, seed, factors.prefill)
-    return _Player(load, engine, jitters, of_prefills, [1.0] if by_size is None else by_size.tolist()).run()
+    requests = _Requests(load)
+    seed = engine.seed if seed is None else seed
+    is_balanced = router == "least-requests" and load.arrival_s is not None
+    players = [
+        _Player(
+            requests,
+            engine,
+            [] if is_balanced else range(at, len(load.prompt_tokens), replicas),
+            concurrency=max(1, load.concurrency // replicas),
+            jitters=_jitters(engine, np.random.SeedSequence(seed, spawn_key=(at,) if at else ()), factors),
+            by_size=[1.0] if by_size is None else by_size.tolist(),
+        )
+        for at in range(replicas)
+    ]
+    if is_balanced:
+        _balance(players, requests.arrival)
+    for player in players:
+        player.run()
+    return EngineTimes(
+        arrival_s=np.array(requests.arrival),
+        first_s=np.array(requests.first),
+        last_s=np.array(requests.last),
+        busy_s=sum(each.busy_s for each in players),
+        seats_s=sum(each.seats_s for each in players),
+        budget_s=sum(each.budget_s for each in players),
+        blocks_s=sum(each.blocks_s for each in players),
+        most_running=max(each.most_running for each in players),
+        preemptions=sum(each.preemptions for each in players),
+    )
+
+
+def _balance(players: Sequence[_Player], arrival_s: Sequence[float]) -> None:
+    """Give each request, when it arrives, to the player that has the fewest; of equal ones to the next in turn."""
+    turn, count = -1, len(players)
+    for number in sorted(range(len(arrival_s)), key=lambda each: arrival_s[each]):
+        for player in players:
+            player.run(arrival_s[number])
+        turn = min(range(turn + 1, turn + 1 + count), key=lambda each: players[each % count].held) % count
+        players[turn].come(number)
+
+
+def _jitters(
+    engine: EngineSettings, seed: np.random.SeedSequence, factors: StepFactors | None
+) -> tuple[_Jitters, _Jitters]:
+    """Return the jitters of decodes alone, and of prefills."""
+    ratio = engine.speed.jitter_ratio
+    if factors is None:
+        return (jitters := _Jitters(ratio, seed, None)), jitters
+    return _Jitters(ratio, seed, factors.decode), _Jitters(ratio, seed, factors.prefill)
+
+
+class _Requests:
+    """The state of requests under all players."""
+
+    def __init__(self, load: EngineLoad) -> None:
+        self.cached: Sequence[int] = np.minimum(load.cached_tokens, load.prompt_tokens - 1).tolist()
+        self.length: list[int] = load.prompt_tokens.tolist()  # tokens before the next output
+        self.to_come: list[int] = load.output_tokens.tolist()  # outputs
+        n = len(self.length)
+        self.arrival: list[float] = [0.0] * n if load.arrival_s is None else load.arrival_s.tolist()
+        self.first, self.last = [-1.0] * n, [-1.0] * n
+        self.think_s = None if load.arrival_s is not None else load.think_s
 
 
 class _Player:
@@ -97,25 +161,23 @@ class _Player:
 
     def __init__(
         self,
-        load: EngineLoad,
+        requests: _Requests,
         engine: EngineSettings,
-        jitters: _Jitters,
-        of_prefills: _Jitters,
+        numbers: Sequence[int],
+        *,
+        concurrency: int,
+        jitters: tuple[_Jitters, _Jitters],
         by_size: Sequence[float],
     ) -> None:
-        self.load, self.engine = load, engine
+        self.requests, self.engine = requests, engine
         self.by_size = [*by_size, *[by_size[-1]] * max(0, engine.max_num_seqs + 1 - len(by_size))]
-        self.cached: Sequence[int] = np.minimum(load.cached_tokens, load.prompt_tokens - 1).tolist()
-        self.length: list[int] = load.prompt_tokens.tolist()  # tokens before the next output
-        self.to_come: list[int] = load.output_tokens.tolist()  # outputs
-        n = len(self.length)
-        self.arrival, self.first, self.last = [0.0] * n, [-1.0] * n, [-1.0] * n
-        self.jitters, self.of_prefills = jitters, of_prefills
+        self.jitters, self.of_prefills = jitters
         self.now_s = 0.0
-        self.next = n if load.arrival_s is not None else min(load.concurrency, n)
-        at_s = [0.0] * self.next if load.arrival_s is None else load.arrival_s.tolist()
-        self.coming = [(each_s, number) for number, each_s in enumerate(at_s)]
-        heapify(self.coming)
+        self.held = 0  # requests that have come and not ended
+        self.later = iter(numbers)  # of a closed loop
+        self.coming: list[tuple[float, int]] = []
+        for number in numbers if requests.think_s is None else islice(self.later, concurrency):
+            self.come(number)
         self.waiting: deque[int] = deque()
         self.prefill: int | None = None  # the request whose prefill is under way
         self.computed = 0  # of its tokens
@@ -128,37 +190,29 @@ class _Player:
         self.busy_s = self.seats_s = self.budget_s = self.blocks_s = 0.0
         self.most_running = self.preemptions = 0
 
-    def run(self) -> EngineTimes:
-        while True:
+    def come(self, number: int) -> None:
+        self.held += 1
+        heappush(self.coming, (self.requests.arrival[number], number))
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Run to the end, or to the end of the step at a time."""
+        while self.now_s < until_s:
             self._take_in()
             has_seat = len(self.decodes) < self.engine.max_num_seqs
             if self.prefill is not None or (self.waiting and has_seat) or (self.decodes and not self._roomy(1)):
                 self._step()
             elif self.decodes:
-                self._decode()
+                self._decode(until_s)
             elif self.coming:
                 self.now_s = self.coming[0][0]
             else:
                 break
-        return EngineTimes(
-            arrival_s=np.array(self.arrival),
-            first_s=np.array(self.first),
-            last_s=np.array(self.last),
-            busy_s=self.busy_s,
-            seats_s=self.seats_s,
-            budget_s=self.budget_s,
-            blocks_s=self.blocks_s,
-            most_running=self.most_running,
-            preemptions=self.preemptions,
-        )
 
     def _take_in(self) -> None:
         while self.coming and self.coming[0][0] <= self.now_s:
-            at_s, number = heappop(self.coming)
-            self.arrival[number] = at_s
-            self.waiting.append(number)
+            self.waiting.append(heappop(self.coming)[1])
 
-    def _decode(self) -> None:
+    def _decode(self, until_s: float) -> None:
         """Run the steps up to the next event: an end, a request that finds a seat, or scarce blocks."""
         speed, n = self.engine.speed, len(self.decodes)
         while self.ends[0][1] not in self.decodes or self.decodes[self.ends[0][1]][0] != self.ends[0][0]:
@@ -174,7 +228,8 @@ class _Player:
         jitters = self.jitters.some(steps)
         ends_s = np.cumsum((first_s + by_size * speed.kv_token_s * n * np.arange(steps)) * jitters)
         if self.coming and n < self.engine.max_num_seqs:
-            steps = min(steps, int(np.searchsorted(ends_s, self.coming[0][0] - self.now_s)) + 1)
+            until_s = min(until_s, self.coming[0][0])
+        steps = min(steps, int(np.searchsorted(ends_s, until_s - self.now_s)) + 1)
         self.jitters.at += steps
         self._advance(steps, float(ends_s[steps - 1]))
 
@@ -195,13 +250,13 @@ class _Player:
             if number is None:
                 short_of_blocks |= bool(self.waiting) and decodes + len(done) < self.engine.max_num_seqs
                 break
-            chunk = min(self.length[number] - self.computed, budget)
+            chunk = min(self.requests.length[number] - self.computed, budget)
             budget -= chunk
             tokens += chunk
             sequences += 1
             self.computed += chunk
             held += self.computed
-            if self.computed < self.length[number]:
+            if self.computed < self.requests.length[number]:
                 break
             self.prefill = None
             done.append(number)
@@ -226,8 +281,8 @@ class _Player:
         if preempted or not self.waiting or running >= self.engine.max_num_seqs:
             return None
         number = self.waiting[0]
-        cached = self.cached[number]
-        blocks = self._blocks(cached + min(self.length[number] - cached, budget))
+        cached = self.requests.cached[number]
+        blocks = self._blocks(cached + min(self.requests.length[number] - cached, budget))
         if blocks > self.free - grown:
             return None
         self.waiting.popleft()
@@ -242,7 +297,7 @@ class _Player:
             chunk = 0
             if self.prefill is not None:
                 budget = self.engine.max_num_batched_tokens - len(self.decodes)
-                goal = self.computed + min(self.length[self.prefill] - self.computed, budget)
+                goal = self.computed + min(self.requests.length[self.prefill] - self.computed, budget)
                 chunk = self._blocks(goal) - self._blocks(self.computed)
             if self._grown(1) + chunk <= self.free or not (self.decodes or self.prefill is not None):
                 self.free -= chunk
@@ -258,21 +313,21 @@ class _Player:
             end, above = self.decodes.pop(number)
             length = above + self.step
             self._leave(above)
-            self.length[number], self.to_come[number] = length + 1, end - self.step
+            self.requests.length[number], self.requests.to_come[number] = length + 1, end - self.step
             self.waiting.appendleft(number)
 
     def _emit(self, number: int) -> None:
         """Give a prefilled request its next token, and let it decode the others."""
-        if self.first[number] < 0:
-            self.first[number] = self.now_s
-        if self.to_come[number] <= 1:
-            self.free += self._blocks(self.length[number])
+        if self.requests.first[number] < 0:
+            self.requests.first[number] = self.now_s
+        if self.requests.to_come[number] <= 1:
+            self.free += self._blocks(self.requests.length[number])
             self._end(number)
             return
-        above = self.length[number] - self.step
-        self.kv += self.length[number]
+        above = self.requests.length[number] - self.step
+        self.kv += self.requests.length[number]
         self.rows[above % self.engine.block_size] += 1
-        self.decodes[number] = last, _ = self.step + self.to_come[number] - 1, above
+        self.decodes[number] = last, _ = self.step + self.requests.to_come[number] - 1, above
         heappush(self.ends, (last, number))
 
     def _advance(self, steps: int, duration_s: float) -> None:
@@ -297,10 +352,11 @@ class _Player:
         self.rows[above % self.engine.block_size] -= 1
 
     def _end(self, number: int) -> None:
-        self.last[number] = self.now_s
-        if self.load.arrival_s is None and self.next < len(self.length):
-            heappush(self.coming, (self.now_s + self.load.think_s, self.next))
-            self.next += 1
+        self.requests.last[number] = self.now_s
+        self.held -= 1
+        if self.requests.think_s is not None and (after := next(self.later, None)) is not None:
+            self.requests.arrival[after] = self.now_s + self.requests.think_s
+            self.come(after)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.engine.block_size)
@@ -320,9 +376,9 @@ class _Player:
 class _Jitters:
     """Factors on the durations of steps, in the order of steps; `at` is the next."""
 
-    def __init__(self, ratio: float, seed: int, factors: Floats | None) -> None:
+    def __init__(self, ratio: float, seed: np.random.SeedSequence, factors: Floats | None) -> None:
         self.ratio, self.factors = ratio, factors
-        self.random = np.random.default_rng(np.random.SeedSequence(seed))
+        self.random = np.random.default_rng(seed)
         self.drawn: Floats = np.empty(0)
         self.listed: list[float] = []
         self.at = 0
