@@ -97,8 +97,10 @@ def spanned(requests: StreamedRequests) -> SpannedRequests:
     )
 
 
-def twin_of(requests: EngineRequests, *, seats: int | None = 16, arrival: Arrival | None = POISSON) -> Twin:
-    shown_fit = fit(requests, seats=seats)
+def twin_of(
+    requests: EngineRequests, *, seats: int | None = 16, budget: int | None = None, arrival: Arrival | None = POISSON
+) -> Twin:
+    shown_fit = fit(requests, seats=seats, budget=budget)
     assert isinstance(shown_fit, EngineFit)
     missed = misfit(requests, shown_fit, engine_of(shown_fit))
     assert isinstance(missed, Misfit)

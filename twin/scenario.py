@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,20 +14,17 @@ from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
 from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
-from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineFit, EngineRequests
+from sidelight.twin.engine.fit import BUDGETS, LEAST_REQUESTS, EngineFit, EngineRequests
 from sidelight.twin.engine.play import EngineLoad, Router, play
 from sidelight.twin.engine.steps import AnsweredRequests
 
-SETTINGS = {
-    "max-num-seqs": "max_num_seqs",
-    "max-num-batched-tokens": "max_num_batched_tokens",
-    "kv-blocks": "kv_blocks",
-}
+SETTINGS = ("max-num-seqs", "max-num-batched-tokens", "kv-blocks")
 _SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
 LEVEL = 0.9
 _REQUESTS, _MOST_PLAYS, _LEAST_PLAYS = 60_000, 24, 8  # played for a scenario, in all
 _SHARE = 0.05  # of the time: a limit that binds for less does not bind
 _SAME = 0.2  # of the logarithm: predictions with few and with many seats that say the same
+_WAITED = 0.002  # of the time: a limit that is waited for less makes no difference
 _BEYOND = 1.2  # times what the run had: more is extrapolated
 _FEW = 200  # requests after the cut: fewer say little of p99, so that p90's misfit stands for it
 
@@ -99,8 +95,8 @@ class Prediction:
     """Prediction of a scenario: medians of plays by METRICS and QUANTILES [3, 3] with 90 % intervals, ms.
 
     The interval is that of a run as long as the fitted one: other arrivals, other requests of the same kind, the fit's
-    error and its misfit. `binds` is the limit that requests waited for most, "" where for none. `notes` say what the
-    prediction rests on beyond what the run had shown.
+    error and its misfit. `binds` is the limit that requests waited for most, "" where for none; `waited` is whether any
+    did for seats or the budget. `notes` say what the prediction rests on beyond what the run had shown.
     """
 
     scenario: Scenario
@@ -112,6 +108,7 @@ class Prediction:
     busy: float
     binds: str
     most_running: int
+    waited: bool
     notes: tuple[str, ...] = ()
 
 
@@ -119,30 +116,55 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
     """Return the prediction of a scenario, or why there is none.
 
     Each play draws the fit's parameters, the population of requests, those that are sent, and their arrivals. Where the
-    engine's seats did not show, it is played with as many as the run had filled and with more than can be filled: what
-    both say is predicted, and what they differ in is refused.
+    engine's seats or its budget did not show, it is played with all that they can be, as far as it matters: what all
+    say is predicted, and what they differ in is refused.
     """
-    engine = _engine(twin, scenario)
-    if isinstance(engine, Missing):
-        return engine
-    if twin.fitted.seats is not None or "max-num-seqs" in scenario.settings:
-        return _predict(twin, scenario, engine, plays)
-    fewest = twin.fitted.seen.sequences
-    many = _predict(twin, scenario, engine, plays)
-    few = _predict(twin, scenario, replace(engine, max_num_seqs=fewest), plays)
-    if isinstance(many, Missing) or isinstance(few, Missing):
-        return many
-    apart = np.abs(np.log(few.median / many.median))
-    if np.nanmax(apart) > _SAME:
-        return Missing(
-            f"up to {many.most_running} sequences would run at a time, the run had at most {fewest}, and where the "
-            "engine's limit lies did not show; state it, as in --known max-num-seqs=64"
-        )
+    shown: list[Prediction] = []
+    for engine in _engines(twin, scenario):
+        prediction = engine if isinstance(engine, Missing) else _predict(twin, scenario, engine, plays)
+        if isinstance(prediction, Missing):
+            return prediction
+        shown.append(prediction)
+        if not prediction.waited:
+            break  # larger limits make no difference
+    medians = np.log([each.median for each in shown])
+    if np.nanmax(np.ptp(medians, axis=0)) > _SAME:
+        return _unknown(twin, scenario, shown[-1])
     return replace(
-        many,
-        median=np.sqrt(few.median * many.median),
-        low=np.minimum(few.low, many.low),
-        high=np.maximum(few.high, many.high),
+        shown[-1],
+        median=np.exp(medians.mean(axis=0)),
+        low=np.min([each.low for each in shown], axis=0),
+        high=np.max([each.high for each in shown], axis=0),
+    )
+
+
+def _engines(twin: Twin, scenario: Scenario) -> Iterator[EngineSettings | Missing]:
+    """Yield the engines of a scenario, the lowest limits first, or why there is none.
+
+    For requests as the run's, a budget that did not show is one that it would not have met.
+    """
+    fitted = twin.fitted
+    least, most = (fitted.budget, fitted.budget) if twin.traffic is twin.requests else fitted.budgets
+    seats, budget = (scenario.settings.get(name) for name in ("max-num-seqs", "max-num-batched-tokens"))
+    seats = seats or fitted.seats
+    budgets = [budget] if budget else sorted({least, most, *(each for each in BUDGETS if least < each < most)})
+    if seats is None:
+        yield _engine(twin, scenario, fitted.seen.sequences, budgets[0])
+    for each in budgets:
+        yield _engine(twin, scenario, seats or each, each)
+
+
+def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
+    """Return the reason that a limit which did not show matters."""
+    seen, settings = twin.fitted.seen, scenario.settings
+    if twin.fitted.seats is None and "max-num-seqs" not in settings and many.most_running > seen.sequences:
+        return Missing(
+            f"up to {many.most_running} sequences would run at a time, the run had at most {seen.sequences}, and where "
+            "the engine's limit lies did not show; state it, as in --known max-num-seqs=64"
+        )
+    return Missing(
+        "prompts would meet a limit on the tokens of a step, and the run shows only that it is at least "
+        f"{twin.fitted.budgets[0]:,}; state the engine's, as in --known max-num-batched-tokens=2048"
     )
 
 
@@ -180,6 +202,7 @@ def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int 
         busy=float(np.mean([each.busy for each in played])),
         binds=binding if shares[binding] > _SHARE else "",
         most_running=most,
+        waited=max(shares["max-num-seqs"], shares["max-num-batched-tokens"]) > _WAITED,
         notes=tuple(_notes(twin, scenario, most)),
     )
 
@@ -244,11 +267,13 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
     )
 
 
-def _engine(twin: Twin, scenario: Scenario) -> EngineSettings | Missing:
-    """Return the engine of a scenario, or why none can be so."""
-    changes: dict[str, Any] = {SETTINGS[name]: value for name, value in scenario.settings.items()}
+def _engine(twin: Twin, scenario: Scenario, seats: int, budget: int) -> EngineSettings | Missing:
+    """Return the engine of a scenario, or why none can be so; a budget that it does not set has room for the seats."""
+    if "max-num-batched-tokens" not in scenario.settings:
+        budget = max(budget, seats)
+    blocks = scenario.settings.get("kv-blocks", twin.engine.kv_blocks)
     try:
-        engine = replace(twin.engine, **changes)
+        engine = replace(twin.engine, max_num_seqs=seats, max_num_batched_tokens=budget, kv_blocks=blocks)
     except SettingsError as error:
         return Missing(str(error))
     longest = int((twin.traffic.prompt_tokens + twin.traffic.output_tokens).max())

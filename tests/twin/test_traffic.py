@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from played_runs import NETWORK_S, arrivals, engine, lengths
+from played_runs import NETWORK_S, arrivals, engine, lengths, simulated, streamed
 from played_twins import truth, twin_of
 
 from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.stats import Missing
 from sidelight.twin.check import latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.steps import StreamedRequests
@@ -49,6 +50,31 @@ def test_other_lengths_are_predicted(twin: Twin) -> None:
     shown = truth(replace(other, requests=other.traffic), engine(), 3.0)
     assert (prediction.low < shown).all()
     assert (shown < prediction.high).all()
+
+
+@pytest.mark.parametrize("budget", [1024, 8192])
+def test_a_budget_that_did_not_show_is_refused_where_it_matters(budget: int) -> None:
+    """Prompts of up to 300 tokens meet no budget, and those of 3,000 do."""
+    prompts, outputs = lengths(180, 0, prompt=100)
+    settings = engine(max_num_batched_tokens=budget)
+    requests = streamed(
+        simulated(settings, np.minimum(prompts, 300), outputs, at_s=arrivals(180, 3.0, 0)),
+    )
+    twin, long = twin_of(requests), OtherTraffic(input_tokens="3000")
+    low, high = twin.fitted.budgets
+    assert low <= budget <= high
+    assert low < high
+    scenario = Scenario(label="", rate_per_s=1.5)
+    assert isinstance(predict(twin, scenario), Prediction)
+    refused = predict(long.of(twin), scenario)
+    assert isinstance(refused, Missing)
+    assert "max-num-batched-tokens" in refused.reason
+    for known in (predict(long.of(twin_of(requests, budget=budget)), scenario),
+                  predict(long.of(twin), replace(scenario, settings={"max-num-batched-tokens": budget}))):  # fmt: skip
+        assert isinstance(known, Prediction)
+        shown = truth(replace(twin, requests=long.of(twin).traffic), settings, 1.5)
+        assert (known.low < shown).all()
+        assert (shown < known.high).all()
 
 
 def test_one_length_alone_leaves_the_other(twin: Twin) -> None:

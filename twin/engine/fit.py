@@ -39,6 +39,7 @@ _ROUNDS = 6
 _LAYINGS = 5  # of steps between spans, each at the speed fitted to those before
 _HUBER = 2.0  # standard deviations
 _ALIKE, _ALIKE_BY_SPANS = 1.005, 1.03  # of the mean residual
+_LEAST_DIFFERENT, _WORSE = 4, 1.5  # rows that tell budgets apart, and how much larger their residuals are
 _OUTLIER = 0.5  # of a residual: more counts as much
 _SURE_SEATS = 0.7  # of the steps beside a waiting request that have as many sequences
 _LEAST_WAITING = 10  # steps
@@ -67,6 +68,7 @@ class EngineFit:
     draws       the speed fitted to drawn blocks of steps: its error
     seats       the most sequences at a time, None where no request ever waited for a seat
     budget      tokens of a step; where no step was full, the least that the run would not have met
+    budgets     the least and the most of BUDGETS that would do as well
     frontend_s  what a first token takes beyond its steps: values of requests, of which one is drawn
     by_size     factors on all but the prefill of steps, by their sequences [seen.sequences + 1], as of graphs for some
                 sizes; None: a line through all steps is right within a tenth
@@ -80,6 +82,7 @@ class EngineFit:
     draws: tuple[SpeedProfile, ...]
     seats: int | None
     budget: int
+    budgets: tuple[int, int]
     frontend_s: Floats
     by_size: Floats | None
     residuals: Floats
@@ -120,7 +123,7 @@ def fit(
             return Missing(f"tokens of replies show {known} of the engine's steps, and a fit needs {LEAST_STEPS}")
         frontend_s = float(np.median(frontends_s))
         budgets = (budget,) if budget else BUDGETS
-        chosen, prefills, rows = _by_budget(requests, steps, windows, frontend_s, limit, budgets)
+        chosen, alike, prefills, rows = _by_budget(requests, steps, windows, frontend_s, limit, budgets)
         speed = _speed(rows)
         by_size = _by_size(rows)
         of_alone = replace(speed, step_s=speed.step_s * (1.0 if by_size is None else float(by_size[1])))
@@ -136,6 +139,7 @@ def fit(
         draws=tuple(_draws(rows)),
         seats=limit,
         budget=chosen,
+        budgets=alike,
         frontend_s=frontends_s,
         by_size=by_size,
         residuals=residuals,
@@ -168,19 +172,38 @@ def _by_budget(
     frontend_s: float,
     seats: int | None,
     budgets: Sequence[int],
-) -> tuple[int, Prefills, _Rows]:
-    """Return the budget under which the steps fit best, with its fit: the largest of those that fit alike."""
+) -> tuple[int, tuple[int, int], Prefills, _Rows]:
+    """Return the budget under which the steps fit best, the largest of those alike; their range, and its fit."""
     tried: list[tuple[float, int, Prefills, _Rows]] = []
+    is_met = True
     for budget in budgets:
         prefills = prefills_of(requests, steps, budget=budget, seats=seats, frontend_s=frontend_s)
         rows = _rows(windows, steps, prefills)
         tried.append((float(np.mean(np.minimum(np.abs(rows.residuals), _OUTLIER))), budget, prefills, rows))
-        if prefills.tokens.max() + steps.decodes.max() < budget:
+        is_met = bool(prefills.tokens.max() + steps.decodes.max() >= budget)
+        if not is_met:
             break  # larger ones make no difference
-    alike = _ALIKE_BY_SPANS if isinstance(requests, SpannedRequests) else _ALIKE
-    least = min(loss for loss, *_ in tried)
-    _, budget, prefills, rows = next(each for each in reversed(tried) if each[0] <= least * alike)
-    return budget, prefills, rows
+    share = _ALIKE_BY_SPANS if isinstance(requests, SpannedRequests) else _ALIKE
+    most = share * min(loss for loss, *_ in tried)
+    best = next(each for each in reversed(tried) if each[0] <= most)
+    for other in reversed(tried):
+        if other[0] <= most and not _as_good(best[-1], other[-1]):
+            best = other
+    _, budget, prefills, rows = best
+    had = (prefills.tokens + steps.decodes)[steps.is_whole]  # of spans, steps are laid, not seen
+    least = np.sort(had)[-_LEAST_DIFFERENT] if isinstance(requests, StreamedRequests) else 0
+    also = [budget, *(each for _, each, _, other in tried if each >= least and _as_good(other, rows))]
+    largest = budgets[-1] if not is_met and max(also) == tried[-1][1] else max(also)
+    return budget, (min(also), largest), prefills, rows
+
+
+def _as_good(rows: _Rows, best: _Rows) -> bool:
+    """Return whether rows have residuals as small as the best, where their prompt tokens differ."""
+    differ = np.abs(rows.table[:, 1] - best.table[:, 1]) > 1
+    if differ.sum() < _LEAST_DIFFERENT:
+        return True
+    loss, least = (np.minimum(np.abs(each.residuals[differ]), _OUTLIER).mean() for each in (rows, best))
+    return bool(loss < _WORSE * least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
