@@ -38,22 +38,35 @@ def longer(factor: float) -> SpeedProfile:
 
 
 def slowing(
-    at_s: Floats, prompts: Ints, outputs: Ints, *, changed_s: float, slower: float, seats: int, seed: int | None = None
+    at_s: Floats,
+    prompts: Ints,
+    outputs: Ints,
+    *,
+    changed_s: float,
+    slower: float,
+    seats: int,
+    seed: int | None = None,
+    cached: Ints | None = None,
 ) -> SpannedRequests:
     """Return the requests of an engine whose steps take so many times as long from a moment on."""
     first_s, last_s = np.empty(len(at_s)), np.empty(len(at_s))
-    none = np.zeros(len(at_s), np.int64)
+    cached = np.zeros(len(at_s), np.int64) if cached is None else cached
     for rows, factor in ((at_s < changed_s, 1.0), (at_s >= changed_s, slower)):
         load = EngineLoad(
             prompt_tokens=prompts[rows],
-            cached_tokens=none[rows],
+            cached_tokens=cached[rows],
             output_tokens=outputs[rows],
             arrival_s=at_s[rows] + NETWORK_S,
         )
         times = play(load, engine(max_num_seqs=seats, speed=longer(factor)), seed=seed)
         first_s[rows], last_s[rows] = times.first_s + NETWORK_S, times.last_s + NETWORK_S
     return SpannedRequests(
-        submit_s=at_s, prompt_tokens=prompts, cached_tokens=none, output_tokens=outputs, first_s=first_s, last_s=last_s
+        submit_s=at_s,
+        prompt_tokens=prompts,
+        cached_tokens=cached,
+        output_tokens=outputs,
+        first_s=first_s,
+        last_s=last_s,
     )
 
 

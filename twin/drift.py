@@ -134,12 +134,14 @@ PARTS = {
     "prefill": "the same prompt takes",
     "prompt_tokens": "prompts are",
     "output_tokens": "outputs are",
+    "computed": "the computed part of equal prompts is",
 }
 OF_TRAFFIC = ("prompt_tokens", "output_tokens")
-_LEAST = {"step": LEAST_DRIFT, "prefill": 0.025, "prompt_tokens": 0.1, "output_tokens": 0.1}
+_LEAST = {"step": LEAST_DRIFT, "prefill": 0.025, "prompt_tokens": 0.1, "output_tokens": 0.1, "computed": 0.1}
 _FIRST_S, _WINDOW_S, _RESTART_S = 900.0, 300.0, 300.0
 _LATE, _MOST_LATE_S = 0.99, 300.0
 _DAY = 24 * 60
+_MOST_CACHED = 0.99  # of a prompt: of more, some tokens would be a large change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +195,13 @@ def continued(history: EngineHistory, requests: SpannedRequests, origin_s: float
         (at_s >= begin_s) & (at_s < end_s) for at_s in (origin_s + steps.end_s, origin_s + requests.submit_s)
     )
     step, prefill = split_mean(steps.logs[of_steps], steps.prefill[of_steps])
+    share = requests.cached_tokens / requests.prompt_tokens
     means = {
         "step": step,
         "prefill": prefill,
         "prompt_tokens": mean_of(np.log(requests.prompt_tokens[sent])),
         "output_tokens": mean_of(np.log(requests.output_tokens[sent])),
+        "computed": mean_of(np.log1p(-np.minimum(share[sent], _MOST_CACHED))),
     }
     minutes = {name: _added(history.minutes[name], begin_s, means[name]) for name in PARTS}
     baselines = dict(history.baselines)
@@ -250,6 +254,8 @@ def said(part: str, change: LastingChange, restarted_s: float | None) -> str:
     since = f"Since {to_the_minute(change.since_s)} {PARTS[part]} {by}"
     if part in OF_TRAFFIC:
         return f"{since}: that is the traffic, and at equal batch and length it changes nothing."
+    if part == "computed":
+        return f"{since}: the prefix cache has {'less' if more else 'more'} of them."
     if restarted_s is not None and abs(restarted_s - change.since_s) <= _RESTART_S:
         return f"{since}: the engine restarted then."
     return f"{since}; the engine did not restart."

@@ -133,12 +133,17 @@ def test_few_values_have_no_mean() -> None:
     assert np.isnan(alike[1])
 
 
-def traffic(*, slower: float = 1.0, longer: float = 1.0) -> SpannedRequests:
-    """Return requests of an engine that becomes slower, or whose prompts become longer, at CHANGED_S."""
+def traffic(*, slower: float = 1.0, longer: float = 1.0, cached: tuple[float, float] = (0.0, 0.0)) -> SpannedRequests:
+    """Return requests of an engine that changes at CHANGED_S.
+
+    It becomes slower, its prompts longer, or another share of them is `cached`.
+    """
     at_s = arrivals(round(ENDED_S * RATE_PER_S), RATE_PER_S, 3)
     prompts, outputs = lengths(len(at_s), 5)
     prompts = np.where(at_s >= CHANGED_S, (longer * prompts).astype(np.int64), prompts)
-    return slowing(at_s, prompts, outputs, changed_s=CHANGED_S, slower=slower, seats=32)
+    shares = np.where(at_s < CHANGED_S, *cached)
+    hits = (shares * prompts).astype(np.int64)
+    return slowing(at_s, prompts, outputs, changed_s=CHANGED_S, slower=slower, seats=32, cached=hits)
 
 
 def followed(requests: SpannedRequests, until_s: float) -> EngineHistory:
@@ -171,6 +176,14 @@ def test_longer_prompts_are_of_the_traffic() -> None:
     assert changes.keys() == {"prompt_tokens"}
     assert changes["prompt_tokens"].ratio == pytest.approx(1.6, rel=0.1)
     assert "the traffic" in said("prompt_tokens", changes["prompt_tokens"], None)
+
+
+def test_a_cache_that_hits_less_is_said() -> None:
+    """Of equal prompts, 70 % are computed where it was 40 %; a token of them takes what it took."""
+    changes = followed(traffic(cached=(0.6, 0.3)), ENDED_S).changes({})
+    assert changes.keys() == {"computed"}
+    assert changes["computed"].ratio == pytest.approx(0.7 / 0.4, rel=0.05)
+    assert said("computed", changes["computed"], None).endswith("the prefix cache has less of them.")
 
 
 def test_a_recorded_watch_is_a_baseline() -> None:
