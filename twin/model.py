@@ -71,9 +71,9 @@ def tested_twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Mi
     fitted = fit(requests, budget=known.get("max-num-batched-tokens"), seats=seats)
     if isinstance(fitted, Missing):
         return fitted
-    if seats is not None and fitted.seen.sequences > BLUR * seats + 1:
+    if seats is not None and fitted.most_sequences > BLUR * seats + 1:
         return Missing(
-            f"max-num-seqs={seats} is stated, and {fitted.seen.sequences} sequences were in a step: state the engine's"
+            f"max-num-seqs={seats} is stated, and {fitted.most_sequences} sequences were in a step: state the engine's"
         )
     engine = engine_of(fitted, kv_blocks=known.get("kv-blocks"))
     missed = misfit(requests, fitted, engine)

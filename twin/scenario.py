@@ -149,22 +149,22 @@ def _engines(twin: Twin, scenario: Scenario) -> Iterator[EngineSettings | Missin
     seats = seats or fitted.seats
     budgets = [budget] if budget else sorted({least, most, *(each for each in BUDGETS if least < each < most)})
     if seats is None:
-        yield _engine(twin, scenario, fitted.seen.sequences, budgets[0])
+        yield _engine(twin, scenario, fitted.most_sequences, budgets[0])
     for each in budgets:
         yield _engine(twin, scenario, seats or each, each)
 
 
 def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
     """Return the reason that a limit which did not show matters."""
-    seen, settings = twin.fitted.seen, scenario.settings
-    if twin.fitted.seats is None and "max-num-seqs" not in settings and many.most_running > seen.sequences:
+    fitted, most = twin.fitted, many.most_running
+    if fitted.seats is None and "max-num-seqs" not in scenario.settings and most > fitted.most_sequences:
         return Missing(
-            f"up to {many.most_running} sequences would run at a time, the run had at most {seen.sequences}, and where "
-            "the engine's limit lies did not show; state it, as in --known max-num-seqs=64"
+            f"up to {most} sequences would run at a time, the run had at most {fitted.most_sequences}, and where the "
+            "engine's limit lies did not show; state it, as in --known max-num-seqs=64"
         )
     return Missing(
         "prompts would meet a limit on the tokens of a step, and the run shows only that it is at least "
-        f"{twin.fitted.budgets[0]:,}; state the engine's, as in --known max-num-batched-tokens=2048"
+        f"{fitted.budgets[0]:,}; state the engine's, as in --known max-num-batched-tokens=2048"
     )
 
 
@@ -186,7 +186,7 @@ def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int 
     middle = np.median(logs, axis=0)
     shares = {name: float(np.mean([each.shares[name] for each in played])) for name in played[0].shares}
     binding = max(shares, key=lambda name: shares[name])
-    most, seen = max(each.most_running for each in played), twin.fitted.seen.sequences
+    most, seen = max(each.most_running for each in played), twin.fitted.most_sequences
     if twin.fitted.by_size is not None and most > seen:
         return Missing(
             f"steps depend on the size of the batch otherwise than by a line, and {most} sequences would run where the "
@@ -317,9 +317,9 @@ def _misfit(missed: Misfit) -> Floats:
 
 def _notes(twin: Twin, scenario: Scenario, most: int) -> Sequence[str]:
     notes = [*twin.notes]
-    if most > _BEYOND * twin.fitted.seen.sequences:
+    if most > _BEYOND * twin.fitted.most_sequences:
         notes.append(
-            f"extrapolated: the run had at most {twin.fitted.seen.sequences} sequences in a step, this has {most}"
+            f"extrapolated: the run had at most {twin.fitted.most_sequences} sequences in a step, this has {most}"
         )
     had, longest = (int((each.prompt_tokens + each.output_tokens).max()) for each in (twin.requests, twin.traffic))
     if longest > _BEYOND * had:

@@ -114,7 +114,7 @@ class WatchedEngine:
         fitted = fit(from_origin(sample.requests, float(sample.requests.submit_s[0])))
         if isinstance(fitted, Missing):
             return
-        before, most = self._seats_before, max(self._seats.most, fitted.seen.sequences)
+        before, most = self._seats_before, max(self._seats.most, fitted.most_sequences)
         self._seats = ShownSeats(most, fitted.seats or self._seats.limit)
         if self.restarted_s is not None and (text := other_seats(before, self._seats)):
             self.restart = f"The engine restarted at {to_the_minute(self.restarted_s)}: since then {text}."

@@ -132,7 +132,7 @@ def fit_of(twin: Twin) -> TwinFit:
         max_num_batched_tokens=fitted.budget,
         requests=len(twin.requests),
         steps=fitted.steps,
-        most_sequences=fitted.seen.sequences,
+        most_sequences=fitted.most_sequences,
         misfit={name: ratios[at].tolist() for at, name in enumerate(METRICS)},
     )
 

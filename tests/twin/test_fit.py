@@ -67,7 +67,7 @@ def test_the_budget_is_found_where_prompts_met_it() -> None:
     small = run(engine(max_num_batched_tokens=256), count=200, rate_per_s=4.0)
     assert fitted(small).budget == 256
     large = run(engine(max_num_batched_tokens=16384), count=200, rate_per_s=4.0)
-    assert fitted(large).budget > fitted(large).seen.prefill_tokens
+    assert fitted(large).budget >= large.prompt_tokens.max()
 
 
 def test_too_little_is_refused(light: StreamedRequests) -> None:

@@ -144,7 +144,7 @@ def test_an_answer_has_the_cost_of_all_replicas(twin: Twin) -> None:
 
 def test_steps_by_class_are_not_extrapolated(twin: Twin) -> None:
     """The run says nothing of larger classes."""
-    by_class = replace(twin, fitted=replace(twin.fitted, by_size=np.ones(twin.fitted.seen.sequences + 1)))
+    by_class = replace(twin, fitted=replace(twin.fitted, by_size=np.ones(twin.fitted.most_sequences + 1)))
     assert isinstance(predict(by_class, Scenario(label="", rate_per_s=1.0), plays=2), Prediction)
     many = Scenario(label="", rate_per_s=12.0, settings={"max-num-seqs": 64})
     assert isinstance(predict(by_class, many, plays=2), Missing)

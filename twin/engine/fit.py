@@ -52,33 +52,25 @@ _WAITED = 2  # steps: less is an error of the front end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """Extremes of a fit's steps: the most sequences, prompt tokens and held tokens in a step."""
-
-    sequences: int
-    prefill_tokens: int
-    kv_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFit:
     """Speed and limits of an engine, as a run shows them.
 
-    steps       number of steps that it rests on
-    draws       the speed fitted to drawn blocks of steps: its error
-    seats       the most sequences at a time, None where no request ever waited for a seat
-    budget      tokens of a step; where no step was full, the least that the run would not have met
-    budgets     the least and the most of BUDGETS that would do as well
-    frontend_s  what a first token takes beyond its steps: values of requests, of which one is drawn
-    by_size     factors on all but the prefill of steps, by their sequences [seen.sequences + 1], as of graphs for some
-                sizes; None: a line through all steps is right within a tenth
-    residuals   logarithms of observed over fitted duration of steps, or by spans of decodes' mean steps [m], in the
-                order of time, beside `sequences` [m]
-    factors     those of single steps; None where only means of several are known
+    steps           number of steps that it rests on, with `most_sequences` in one
+    draws           the speed fitted to drawn blocks of steps: its error
+    seats           the most sequences at a time, None where no request ever waited for a seat
+    budget          tokens of a step; where no step was full, the least that the run would not have met
+    budgets         the least and the most of BUDGETS that would do as well
+    frontend_s      what a first token takes beyond its steps: values of requests, of which one is drawn
+    by_size         factors on all but the prefill of steps, by their sequences [most_sequences + 1], as of graphs for
+                    some sizes; None: a line through all steps is right within a tenth
+    residuals       logarithms of observed over fitted duration of steps, or by spans of decodes' mean steps [m], in
+                    the order of time
+    factors         those of single steps; None where only means of several are known
     """
 
     speed: SpeedProfile
     steps: int
+    most_sequences: int
     draws: tuple[SpeedProfile, ...]
     seats: int | None
     budget: int
@@ -87,8 +79,6 @@ class EngineFit:
     by_size: Floats | None
     residuals: Floats
     factors: StepFactors | None
-    sequences: Ints
-    seen: Seen
     coherence: float
 
 
@@ -113,7 +103,7 @@ def fit(
         return Missing(f"{len(requests)} requests were answered whole, and a fit needs {LEAST_REQUESTS}")
     if (requests.output_tokens > 1).sum() < LEAST_REQUESTS:
         return Missing("replies of one token show no step")
-    chosen, limit, frontends_s = budget or BUDGETS[-1], seats, np.zeros(1)
+    chosen, limit, frontend_s = budget or BUDGETS[-1], seats, 0.0
     before: tuple[EngineSteps, Prefills, SpeedProfile] | None = None
     # The front end says when a prompt came, and the prefills say the front end; so do laid steps and their speed.
     for _ in range(2 if isinstance(requests, StreamedRequests) else _LAYINGS):
@@ -121,14 +111,14 @@ def fit(
         windows = take(windows, steps.end_s[windows.until] < until_s)
         if (known := int(windows.steps.sum())) < LEAST_STEPS:
             return Missing(f"tokens of replies show {known} of the engine's steps, and a fit needs {LEAST_STEPS}")
-        frontend_s = float(np.median(frontends_s))
         budgets = (budget,) if budget else BUDGETS
         chosen, alike, prefills, rows = _by_budget(requests, steps, windows, frontend_s, limit, budgets)
         speed = _speed(rows)
         by_size = _by_size(rows)
         of_alone = replace(speed, step_s=speed.step_s * (1.0 if by_size is None else float(by_size[1])))
         frontends_s = _frontends(requests, steps, prefills, of_alone, chosen)
-        limit = seats or _seats(requests, steps, prefills, float(np.median(frontends_s)), chosen)
+        frontend_s = float(np.median(frontends_s))
+        limit = seats or _seats(requests, steps, prefills, frontend_s, chosen)
         before = steps, prefills, speed
     if by_size is not None and isinstance(requests, SpannedRequests):
         return Missing("steps depend on the size of the batch, as with graphs, and spans show means of many alone")
@@ -136,6 +126,7 @@ def fit(
     return EngineFit(
         speed=speed,
         steps=int(steps.is_whole.sum()),
+        most_sequences=int((steps.decodes + prefills.prompts)[steps.is_whole].max()),
         draws=tuple(_draws(rows)),
         seats=limit,
         budget=chosen,
@@ -144,12 +135,6 @@ def fit(
         by_size=by_size,
         residuals=residuals,
         factors=_factors(rows.table, residuals) if isinstance(requests, StreamedRequests) else None,
-        sequences=_sizes(rows.table),
-        seen=Seen(
-            sequences=int((steps.decodes + prefills.prompts)[steps.is_whole].max()),
-            prefill_tokens=int(prefills.tokens[steps.is_whole].max()),
-            kv_tokens=int((steps.kv_tokens + prefills.held)[steps.is_whole].max()),
-        ),
         coherence=steps.coherence,
     )
 
