@@ -24,7 +24,7 @@ from played_twins import ended, longer
 
 from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.rundir.columns import Floats, concat, take
-from sidelight.twin.check import METRICS, QUANTILES, latencies_ms, quantiles_of
+from sidelight.twin.check import PLACES, latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
 from sidelight.twin.engine.spans import SpannedRequests
 from sidelight.twin.headroom import LAST_S, MOST
@@ -88,7 +88,7 @@ def traffic(stage: Stage, begin_s: float, end_s: float, rate_per_s: float, seed:
 def highest_rate(stage: Stage) -> float:
     """Return the highest rate at which the true engine meets the objective, by bisection."""
     (objective,) = OBJECTIVES
-    at = METRICS.index(f"{objective.metric}_ms"), QUANTILES.index(objective.quantile or 0.0)
+    at = PLACES[objective.metric, objective.quantile]
 
     def is_met(rate_per_s: float) -> bool:
         runs = (played(stage, arrivals(MOST, rate_per_s, seed), seed) for seed in range(9))

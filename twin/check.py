@@ -20,6 +20,12 @@ from sidelight.twin.engine.steps import StreamedRequests
 
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 QUANTILES = (0.5, 0.9, 0.99)
+#: Where the quantile of a metric stands in arrays by these, with the names of objectives.
+PLACES: dict[tuple[str, float | None], tuple[int, int]] = {
+    (metric.removesuffix("_ms"), quantile): (row, column)
+    for row, metric in enumerate(METRICS)
+    for column, quantile in enumerate(QUANTILES)
+}
 _FITTED_SHARE = 0.6
 _PLAYS = 5
 MOST_MISFIT = 0.2  # of p50 and p90 in the time that the fit has not seen

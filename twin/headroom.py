@@ -14,7 +14,7 @@ from sidelight.loadgen.requests.slo.objectives import Objective
 from sidelight.rundir.columns import Floats, concat, take
 from sidelight.rundir.printable.numbers import figure, spoken
 from sidelight.rundir.stats import Missing
-from sidelight.twin.check import METRICS, QUANTILES
+from sidelight.twin.check import PLACES
 from sidelight.twin.engine.spans import SpannedRequests, from_origin, spanned_requests
 from sidelight.twin.model import LEAST_WHOLE, tested_twin
 from sidelight.twin.scenario import Scenario, Twin, predict
@@ -109,7 +109,7 @@ class TrafficSample:
 
         It is searched for near that of before; `known` are settings of the engine.
         """
-        objectives = [each for each in objectives if f"{each.metric}_ms" in METRICS and each.quantile in QUANTILES]
+        objectives = [each for each in objectives if (each.metric, each.quantile) in PLACES]
         twin = self.twin(known) if objectives else Missing("no objective is a p50, p90 or p99 of ttft, tpot or e2e")
         if isinstance(twin, Missing):
             return Headroom(text=f"Headroom: unknown: {twin.reason}.")
@@ -162,14 +162,8 @@ class _Search:
             self.refused = prediction.reason if ratio > 1 else ""
             return False
         ends_ms = np.stack([prediction.high, prediction.median, prediction.low])
-        over = np.array(
-            [
-                np.log(
-                    ends_ms[:, METRICS.index(f"{each.metric}_ms"), QUANTILES.index(each.quantile or 0.0)] / each.bound
-                )
-                for each in self.objectives
-            ]
-        )
+        over = np.array([np.log(ends_ms[:, *PLACES[each.metric, each.quantile]] / each.bound)
+                         for each in self.objectives])  # fmt: skip
         self.overruns[ratio] = np.nan_to_num(over, nan=-np.inf).max(axis=0)
         self.first[ratio] = self.objectives[int(np.argmax(over[:, 1]))]
         return True

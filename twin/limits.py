@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import Annotated
+
+from msgspec import UNSET, Struct, UnsetType
 
 from sidelight.loadgen.requests.slo.objectives import Objective
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import Floats
+from sidelight.rundir.fields import Amount, Count, doc
 from sidelight.rundir.stats import Missing
-from sidelight.twin.check import METRICS, QUANTILES
+from sidelight.twin.check import PLACES
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 _PLAYS = 12
@@ -20,19 +24,24 @@ _CLOSE = 1.02  # between a rate that meets the objectives and one that does not
 _MOST_REPLICAS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimits:
-    """Highest rates at which objectives are met: surely, by the medians, and perhaps; None where at none."""
+class HighestRate(Struct, frozen=True, kw_only=True):
+    """The highest rate at which `--slo` is met, of one replica.
 
-    surely_per_s: float | None
-    likely_per_s: float | None
-    perhaps_per_s: float | None
+    At `low` the whole interval of each percentile meets it, at `high` some of it does.
+    """
+
+    estimate: Annotated[Amount | None, doc("null where no rate meets it", "requests/s")]
+    low: Annotated[Amount | None, doc("surely met up to this rate; null where nowhere", "requests/s")]
+    high: Annotated[Amount | None, doc("surely missed beyond this rate", "requests/s")]
+    replicas: Annotated[Count | UnsetType, doc("fewest that surely meet it at the first predicted rate", "engines")] = (
+        UNSET
+    )
 
 
 def check_objectives(objectives: Sequence[Objective]) -> None:
     """Raise ConfigurationError for an objective that a prediction says nothing of."""
     for each in objectives:
-        if f"{each.metric}_ms" not in METRICS or each.quantile not in QUANTILES:
+        if (each.metric, each.quantile) not in PLACES:
             raise ConfigurationError(
                 "predict.slo", f"--slo {each.text}: a prediction has p50, p90 and p99 of ttft, tpot and e2e; write one "
                 "like ttft_p99<500ms"
@@ -47,12 +56,12 @@ def is_met(prediction: Prediction, objectives: Sequence[Objective]) -> bool | No
 
 
 def _within(times_ms: Floats, objective: Objective) -> bool:
-    value = float(times_ms[METRICS.index(f"{objective.metric}_ms"), QUANTILES.index(objective.quantile or 0.0)])
+    value = float(times_ms[PLACES[objective.metric, objective.quantile]])
     return not value > objective.bound  # also where no request has such a time
 
 
-def highest_rates(twin: Twin, objectives: Sequence[Objective], scenario: Scenario) -> RateLimits:
-    """Return the highest rates at which one replica meets objectives under a scenario's settings."""
+def highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario) -> HighestRate:
+    """Return the highest rate that meets objectives under a scenario's settings; replicas are for its own rate."""
 
     @cache
     def at(rate: float) -> Prediction | Missing:
@@ -65,10 +74,12 @@ def highest_rates(twin: Twin, objectives: Sequence[Objective], scenario: Scenari
 
         return _highest(holds, twin.rate_per_s)
 
-    return RateLimits(
-        surely_per_s=by(lambda each: each.high),
-        likely_per_s=by(lambda each: each.median),
-        perhaps_per_s=by(lambda each: each.low),
+    surely_per_s = by(lambda each: each.high)
+    return HighestRate(
+        estimate=by(lambda each: each.median),
+        low=surely_per_s,
+        high=by(lambda each: each.low),
+        replicas=UNSET if surely_per_s is None else fewest_replicas(twin, objectives, scenario, surely_per_s),
     )
 
 
@@ -91,13 +102,13 @@ def _highest(holds: Callable[[float], bool], around: float) -> float | None:
     return low
 
 
-def fewest_replicas(twin: Twin, objectives: Sequence[Objective], scenario: Scenario, limits: RateLimits) -> int | None:
-    """Return the fewest replicas that surely meet objectives at a scenario's rate, else None."""
+def fewest_replicas(
+    twin: Twin, objectives: Sequence[Objective], scenario: Scenario, surely_per_s: float
+) -> int | UnsetType:
+    """Return the fewest replicas that surely meet objectives at a scenario's rate; one does up to `surely_per_s`."""
     rate = scenario.rate_per_s or twin.rate_per_s
-    if limits.surely_per_s is None:
-        return None
-    for replicas in range(max(1, int(rate / limits.surely_per_s)), _MOST_REPLICAS):
+    for replicas in range(max(1, int(rate / surely_per_s)), _MOST_REPLICAS):
         prediction = predict(twin, replace(scenario, rate_per_s=rate, replicas=replicas), plays=_PLAYS)
         if isinstance(prediction, Prediction) and is_met(prediction, objectives):
             return replicas
-    return None
+    return UNSET

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from sidelight.recorded.run import Run
 from sidelight.rundir.fields import Amount, Count, Reason, doc
 from sidelight.rundir.stats import Missing
-from sidelight.twin.check import METRICS, QUANTILES, observed_ms, quantiles_of
+from sidelight.twin.check import PLACES, observed_ms, quantiles_of
 from sidelight.twin.model import twin_of
 from sidelight.twin.scenario import Scenario, predict
 
@@ -64,7 +64,7 @@ def more_seats(run: Run, finished: float) -> MoreSeats:
     observed = quantiles_of(observed_ms(twin.requests))
 
     def change(metric: str, quantile: float) -> PredictedChange:
-        at = METRICS.index(metric), QUANTILES.index(quantile)
+        at = PLACES[metric, quantile]
         return PredictedChange(
             now=float(observed[at]),
             estimate=float(prediction.median[at]),
@@ -75,7 +75,7 @@ def more_seats(run: Run, finished: float) -> MoreSeats:
     return MoreSeats(
         now=now,
         then=2 * now,
-        ttft_p99_ms=change("ttft_ms", 0.99),
-        tpot_p50_ms=change("tpot_ms", 0.5),
+        ttft_p99_ms=change("ttft", 0.99),
+        tpot_p50_ms=change("tpot", 0.5),
         notes=list(prediction.notes) or UNSET,
     )

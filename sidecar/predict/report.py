@@ -8,7 +8,8 @@ from msgspec import UNSET
 
 from sidelight.exporter.document import BLANK, Block, Column, Line, Prose, numbers, table, words
 from sidelight.rundir.printable.numbers import brief_ms, duration, figure, percent, percent_of_all
-from sidelight.sidecar.predict.result import LEVELS, HighestRate, Predicted, PredictedLoad, TwinFit
+from sidelight.sidecar.predict.result import LEVELS, Predicted, PredictedLoad, TwinFit
+from sidelight.twin.limits import HighestRate
 from sidelight.twin.seats import PredictedTime
 
 NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}

@@ -11,13 +11,13 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from sidelight.loadgen.requests.slo.objectives import Objective, Slo
+from sidelight.loadgen.requests.slo.objectives import Slo
 from sidelight.rundir.columns import Floats
 from sidelight.rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import METRICS
 from sidelight.twin.engine.play import Router
-from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rates, is_met
+from sidelight.twin.limits import HighestRate, check_objectives, highest_rate, is_met
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 from sidelight.twin.seats import PredictedTime
 
@@ -82,20 +82,6 @@ class TwinFit(Struct, frozen=True, kw_only=True):
     misfit: Annotated[
         dict[str, list[float]], doc("played over observed p50, p90, p99 of the last 40 % of the time", "ratio")
     ]
-
-
-class HighestRate(Struct, frozen=True, kw_only=True):
-    """The highest rate at which `--slo` is met, of one replica.
-
-    At `low` the whole interval of each percentile meets it, at `high` some of it does.
-    """
-
-    estimate: Annotated[Amount | None, doc("null where no rate meets it", "requests/s")]
-    low: Annotated[Amount | None, doc("surely met up to this rate; null where nowhere", "requests/s")]
-    high: Annotated[Amount | None, doc("surely missed beyond this rate", "requests/s")]
-    replicas: Annotated[Count | UnsetType, doc("fewest that surely meet it at the first predicted rate", "engines")] = (
-        UNSET
-    )
 
 
 class Predicted(Struct, frozen=True, kw_only=True):
@@ -224,16 +210,5 @@ def answer(
             )
             for (scenario, prediction), each in zip(predictions, met, strict=True)
         ],
-        highest_rate=_highest_rate(twin, objectives, loads[0]) if slo else UNSET,
-    )
-
-
-def _highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario) -> HighestRate:
-    limits = highest_rates(twin, objectives, scenario)
-    replicas = fewest_replicas(twin, objectives, scenario, limits)
-    return HighestRate(
-        estimate=limits.likely_per_s,
-        low=limits.surely_per_s,
-        high=limits.perhaps_per_s,
-        replicas=UNSET if replicas is None else replicas,
+        highest_rate=highest_rate(twin, objectives, loads[0]) if slo else UNSET,
     )

@@ -15,7 +15,7 @@ from sidelight.rundir.stats import Missing
 from sidelight.sidecar.predict.result import answer
 from sidelight.simulator.settings import EngineSettings
 from sidelight.twin.engine.steps import StreamedRequests
-from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rates, is_met
+from sidelight.twin.limits import check_objectives, fewest_replicas, highest_rate, is_met
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 
@@ -106,15 +106,15 @@ def test_a_closed_loop_serves_what_its_engine_can(twin: Twin) -> None:
 
 def test_the_highest_rate_lies_where_the_objective_is_crossed(twin: Twin) -> None:
     objectives = parse_slo("ttft_p99<500ms").objectives
-    limits = highest_rates(twin, objectives, Scenario(label=""))
-    surely, likely, perhaps = limits.surely_per_s, limits.likely_per_s, limits.perhaps_per_s
+    highest = highest_rate(twin, objectives, Scenario(label=""))
+    surely, likely, perhaps = highest.low, highest.estimate, highest.high
     assert surely is not None
     assert likely is not None
     assert perhaps is not None
     assert surely <= likely <= perhaps
     below, above = (truth(twin, engine(), rate)[0, 2] for rate in (0.8 * surely, 1.3 * perhaps))
     assert below < 500 < above
-    replicas = fewest_replicas(twin, objectives, Scenario(label="", rate_per_s=3 * surely), limits)
+    replicas = fewest_replicas(twin, objectives, Scenario(label="", rate_per_s=3 * surely), surely)
     assert replicas in {3, 4}
 
 

@@ -22,7 +22,7 @@ from sidelight.sidecar.watch import page
 from sidelight.sidecar.watch.processes import Watch
 from sidelight.sidecar.watch.view import WatchView
 from sidelight.simulator.settings import PROFILES, EngineSettings, SpeedProfile
-from sidelight.twin.check import METRICS, QUANTILES, latencies_ms, quantiles_of
+from sidelight.twin.check import PLACES, latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.headroom import Headroom, TrafficSample
 from sidelight.twin.watched import watched_engine
@@ -47,7 +47,7 @@ def ratios(view: WatchView) -> dict[str, float]:
     return dict(watch.headroom)
 
 
-def truth_ms(settings: EngineSettings, rate_per_s: float, metric: str, quantile: float) -> float:
+def truth_ms(settings: EngineSettings, rate_per_s: float, metric: str, quantile: float | None) -> float:
     """Return the median over fresh runs of such traffic at another rate."""
     runs = []
     for seed in range(7):
@@ -57,7 +57,7 @@ def truth_ms(settings: EngineSettings, rate_per_s: float, metric: str, quantile:
             prompt_tokens=prompts, cached_tokens=np.zeros_like(prompts), output_tokens=outputs, arrival_s=at_s
         )
         latencies = latencies_ms(load, play(load, settings, seed=seed), np.full(COUNT, NETWORK_S))
-        runs.append(quantiles_of(latencies)[METRICS.index(metric), QUANTILES.index(quantile)])
+        runs.append(quantiles_of(latencies)[PLACES[metric, quantile]])
     return float(np.median(runs))
 
 
@@ -77,9 +77,9 @@ def test_the_headroom_holds_the_rate_at_which_the_true_engine_misses(
     shown = ratios(view)
     assert shown["low"] < shown["estimate"] < shown["high"]
     (objective,) = parse_slo(slo).objectives
-    metric, quantile = f"{objective.metric}_ms", objective.quantile or 0.0
     below, above = (
-        truth_ms(settings, by * rate_per_s, metric, quantile) for by in (0.9 * shown["low"], 1.1 * shown["high"])
+        truth_ms(settings, by * rate_per_s, objective.metric, objective.quantile)
+        for by in (0.9 * shown["low"], 1.1 * shown["high"])
     )
     assert below < objective.bound < above
     assert f"{objective.metric.upper()} {objective.statistic} crosses" in view.headroom
