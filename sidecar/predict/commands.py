@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Group, Parameter
@@ -37,51 +38,33 @@ from sidelight.twin.traffic import OtherTraffic
 SCENARIO = Group("What if", sort_key=1)
 DEFAULT_RATES = "x0.5,x1,x1.5,x2"
 _MOST_RATE, _MOST_COUNT = 1e6, 100_000
-
+_what_if = partial(option, SCENARIO, show_default=False)
 
 Rates = Annotated[
     str,
-    option(
-        SCENARIO,
-        "Requests per second, several with commas: 4,6,8; or times the run's: x1.5,x2. Default: x0.5,x1,x1.5,x2.",
-        show_default=False,
-    ),
+    _what_if("Requests per second, several with commas: 4,6,8; or times the run's: x1.5,x2. Default: x0.5,x1,x1.5,x2."),
 ]
-Counts = Annotated[
-    str, option(SCENARIO, "Requests in flight of a closed loop, several with commas.", show_default=False)
-]
+Counts = Annotated[str, _what_if("Requests in flight of a closed loop, several with commas.")]
 Process = Annotated[
     Literal["poisson", "uniform", "burst"] | None,
-    option(SCENARIO, "Arrivals of the rates, where they are not those of the run.", show_default=False),
+    _what_if("Arrivals of the rates, where they are not those of the run."),
 ]
 Replicas = Annotated[str, option(SCENARIO, "Equal engines that share the rate, several with commas.")]
 Routing = Annotated[Router, option(SCENARIO, "Which replica gets a request: by turns, or the one that has the fewest.")]
-Workload = Annotated[
-    str,
-    option(SCENARIO, "Other requests: a workload's, by the name or YAML file that run takes.", show_default=False),
-]
-Trace = Annotated[
-    Path | None,
-    option(SCENARIO, "Other requests at their own times: a trace, as run --trace takes it.", show_default=False),
-]
-Prompts = Annotated[
-    str, option(SCENARIO, "Other lengths of prompts, like 2048 or uniform:128-1024.", show_default=False)
-]
-Outputs = Annotated[str, option(SCENARIO, "Other lengths of outputs, likewise.", show_default=False)]
+Workload = Annotated[str, _what_if("Other requests: a workload's, by the name or YAML file that run takes.")]
+Trace = Annotated[Path | None, _what_if("Other requests at their own times: a trace, as run --trace takes it.")]
+Prompts = Annotated[str, _what_if("Other lengths of prompts, like 2048 or uniform:128-1024.")]
+Outputs = Annotated[str, _what_if("Other lengths of outputs, likewise.")]
 Settings = Annotated[
     tuple[str, ...],
-    option(
-        SCENARIO,
+    _what_if(
         "Settings to compare with the run's: max-num-seqs=32, max-num-batched-tokens=2048, kv-blocks=4096; with commas "
         "together, and repeated one after another.",
         name="--set",
-        show_default=False,
         negative="",
     ),
 ]
-Known = Annotated[
-    str, option(SCENARIO, "Settings that the engine had, where the run does not show them.", show_default=False)
-]
+Known = Annotated[str, _what_if("Settings that the engine had, where the run does not show them.")]
 Objectives = Annotated[
     str | None,
     option(CRITERIA, "Objectives, like ttft_p99<2s: whether they are met, up to which rate, and by how many replicas."),
@@ -89,11 +72,9 @@ Objectives = Annotated[
 Page = Annotated[Path | None, option(OUTPUT, "Write a page with p99 by rate to this file, beside the report.")]
 Server = Annotated[
     str | None,
-    option(
-        SCENARIO,
+    _what_if(
         "Send the loads to this server, whose settings are those of the last --set, and show measured times beside the "
-        "predicted.",
-        show_default=False,
+        "predicted."
     ),
 ]
 Price = Annotated[float | None, option(CRITERIA, "What an engine costs an hour, in any currency.")]
@@ -170,12 +151,11 @@ def _objectives(slo: str | None) -> Slo | None:
 
 def _twin(run: Run, known: Mapping[str, int]) -> Twin:
     """Return the twin of a run; raises ConfigurationError where a prediction would be a guess."""
-    twin: Twin | Missing = Missing(
+    several = Missing(
         "pages of several engines were scraped, and a prediction is of one: give one page, and ask for several engines "
         "with --replicas"
     )
-    if engines_of(run) <= 1:
-        twin = twin_of(run, _finished(run), known)
+    twin = several if engines_of(run) > 1 else twin_of(run, _finished(run), known)
     if isinstance(twin, Missing):
         raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}")
     return twin
@@ -192,22 +172,18 @@ def _loads(
     rate: str, concurrency: str, replicas: str, base: Scenario, settings: Sequence[Mapping[str, int]], of_run: float
 ) -> Iterator[Scenario]:
     """Yield all scenarios: each load on each number of replicas, as the engine was and under each setting."""
-    loads: list[tuple[str, Any, str]] = [
-        ("concurrency", count, f"{count} in flight") for count in _counts("--concurrency", concurrency)
-    ]
+    counts = _counts("--concurrency", concurrency)
+    loads = [replace(base, label=f"{count} in flight", concurrency=count) for count in counts]
     for text in (rate or ("" if loads else DEFAULT_RATES)).split(","):
         if text:
             per_s = _rate(text.strip(), of_run)
-            loads.append(("rate_per_s", per_s, f"{figure(per_s)}/s"))
-    for name, value, label in loads:
+            loads.append(replace(base, label=f"{figure(per_s)}/s", rate_per_s=per_s))
+    for load in loads:
         for count in _counts("--replicas", replicas):
             for changed in ({}, *settings):
-                words = [
-                    label,
-                    *([f"{count} replicas"] if count > 1 else []),
-                    *(f"{a}={b}" for a, b in changed.items()),
-                ]
-                yield replace(base, label=", ".join(words), replicas=count, settings=changed, **{name: value})
+                also = [f"{count} replicas"] if count > 1 else []
+                label = ", ".join([load.label, *also, *(f"{name}={value}" for name, value in changed.items())])
+                yield replace(load, label=label, replicas=count, settings=changed)
 
 
 def _rate(text: str, of_run: float) -> float:
