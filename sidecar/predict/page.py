@@ -13,7 +13,6 @@ from sidelight.exporter.html.sections import NO_SCRIPT
 from sidelight.recorded.errors import unusable_place
 from sidelight.rundir.files import replace_file
 from sidelight.rundir.printable.masking import without_secrets
-from sidelight.rundir.stats import Missing
 from sidelight.sidecar.predict.report import NAMES, answer_lines, details, rests_on
 from sidelight.sidecar.predict.result import Predicted
 from sidelight.twin.check import METRICS, QUANTILES, observed_ms, quantiles_of
@@ -76,10 +75,8 @@ def _words(settings: Mapping[str, int]) -> str:
 
 def _curve(twin: Twin, settings: Mapping[str, int]) -> Sequence[Prediction]:
     """Return the predictions at rates around the run's; those that are refused are left out."""
-    rates = [factor * twin.rate_per_s for factor in _RATES]
-    predictions: list[Prediction | Missing] = [
-        predict(twin, Scenario(label="", rate_per_s=rate, settings=settings), plays=_PLAYS) for rate in rates
-    ]
+    scenarios = (Scenario(label="", rate_per_s=factor * twin.rate_per_s, settings=settings) for factor in _RATES)
+    predictions = (predict(twin, each, plays=_PLAYS) for each in scenarios)
     return [each for each in predictions if isinstance(each, Prediction)]
 
 

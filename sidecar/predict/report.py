@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from sidelight.exporter.document import BLANK, Block, Column, Line, Prose, numbers, table, words
+from sidelight.exporter.document import BLANK, Block, Line, Prose, numbers, table, words
 from sidelight.rundir.printable.numbers import brief_ms, duration, figure, percent, percent_of_all
 from sidelight.sidecar.predict.result import LEVELS, Predicted, PredictedLoad, TwinFit
 from sidelight.twin.limits import HighestRate
@@ -19,7 +19,6 @@ _MET = {True: "met", False: "missed", None: "open"}
 
 
 def report(predicted: Predicted) -> Iterator[Block]:
-    """Yield the blocks of a report."""
     yield Line((("What if", "headline"),))
     yield from answer_lines(predicted)
     yield Prose(rests_on(predicted))
@@ -38,8 +37,8 @@ def details(predicted: Predicted) -> Iterator[Block]:
     if any(load.refused is UNSET for load in predicted.loads):
         yield from _tables(predicted)
     yield from _notes(predicted.loads)
-    yield Prose(engine_line(predicted.fit))
-    yield Prose(misfit_line(predicted.fit))
+    yield Prose(_engine(predicted.fit))
+    yield Prose(_misfit(predicted.fit))
 
 
 def _tables(predicted: Predicted) -> Iterator[Block]:
@@ -48,9 +47,11 @@ def _tables(predicted: Predicted) -> Iterator[Block]:
         rows = [row for load in shown for row in _rows(load, name)]
         yield table(title, [words("p50"), words("p90"), words("p99")], rows, label_width=_LABEL, kept_in="")
         yield BLANK
+    has_price = any(load.price_per_h is not UNSET for load in predicted.loads)
+    price = numbers("price/h", "M tokens", show=_number) if has_price else []
     columns = [
         *numbers("served/s", "tokens/s", show=_number), words("busy"), words("binds"),
-        *([words("SLO")] if predicted.slo else []), *_price_columns(predicted),
+        *([words("SLO")] if predicted.slo else []), *price,
     ]  # fmt: skip
     yield table("Load", columns, [_load_row(load) for load in shown], label_width=_LABEL, kept_in="")
     yield BLANK
@@ -59,11 +60,9 @@ def _tables(predicted: Predicted) -> Iterator[Block]:
 def rests_on(predicted: Predicted) -> str:
     """Return the run and the time that predictions rest on, in words."""
     fit, lasts = predicted.fit, duration(predicted.duration_s)
-    sent = (
-        f"; sent are those of {predicted.traffic}, for {lasts}."
-        if predicted.traffic
-        else (f"; each load lasts {lasts}, as the run's did.")
-    )
+    sent = f"; each load lasts {lasts}, as the run's did."
+    if predicted.traffic:
+        sent = f"; sent are those of {predicted.traffic}, for {lasts}."
     return (
         f"By {fit.requests:,} requests and {fit.steps:,} steps of run {predicted.run_id}{sent} An interval holds what "
         "nine of ten such runs would show."
@@ -96,13 +95,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else figure(value)
 
 
-def _price_columns(predicted: Predicted) -> list[Column]:
-    has_price = any(load.price_per_h is not UNSET for load in predicted.loads)
-    return list(numbers("price/h", "M tokens", show=_number)) if has_price else []
-
-
 def _load_row(load: PredictedLoad) -> list[str | float | None]:
-    price = [] if load.price_per_h is UNSET else [load.price_per_h, load.million_output_tokens or None]
     return [
         load.label,
         load.requests_per_s or 0.0,
@@ -110,7 +103,7 @@ def _load_row(load: PredictedLoad) -> list[str | float | None]:
         percent_of_all(load.busy or 0.0),
         load.binds or "",
         *([] if load.met is UNSET else [_MET[load.met]]),
-        *price,
+        *([] if load.price_per_h is UNSET else [load.price_per_h, load.million_output_tokens or None]),
     ]
 
 
@@ -136,8 +129,7 @@ def _highest(highest: HighestRate, predicted: Predicted) -> str:
     return f"{line} {many} it at {predicted.loads[0].label}."
 
 
-def engine_line(fit: TwinFit) -> str:
-    """Return the engine's speed and limits in a sentence."""
+def _engine(fit: TwinFit) -> str:
     seats = "did not show" if fit.max_num_seqs is None else str(fit.max_num_seqs)
     return (
         f"The engine: {fit.step_ms:.2f} ms a step, {fit.prefill_token_us:.1f} us a prompt token, "
@@ -147,8 +139,7 @@ def engine_line(fit: TwinFit) -> str:
     )
 
 
-def misfit_line(fit: TwinFit) -> str:
-    """Return the misfit of the fit in a sentence."""
+def _misfit(fit: TwinFit) -> str:
     shown = ", ".join(
         f"{NAMES[name]} {_ratio(values[0])} and {_ratio(values[1])}" for name, values in fit.misfit.items()
     )

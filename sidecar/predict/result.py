@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import replace
 
-from sidelight.loadgen.requests.slo.objectives import Slo
-from sidelight.rundir.columns import Floats
+from sidelight.loadgen.requests.slo.objectives import Objective, Slo
 from sidelight.rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import METRICS
@@ -103,8 +100,7 @@ def schema() -> dict[str, Any]:
     return described
 
 
-def fit_of(twin: Twin) -> TwinFit:
-    """Return the description of a twin's engine."""
+def _fit(twin: Twin) -> TwinFit:
     fitted, speed = twin.fitted, twin.fitted.speed
     ratios = np.exp(np.nan_to_num(twin.missed.logs))
     return TwinFit(
@@ -123,8 +119,12 @@ def fit_of(twin: Twin) -> TwinFit:
     )
 
 
-def load_of(
-    scenario: Scenario, prediction: Prediction | Missing, *, met: bool | UnsetType | None, price: float | None
+def _load(
+    scenario: Scenario,
+    prediction: Prediction | Missing,
+    objectives: Sequence[Objective],
+    price: float | None,
+    measure: Callable[[Prediction], MeasuredLoad | UnsetType],
 ) -> PredictedLoad:
     """Return a scenario with its prediction, or with the reason why there is none."""
     about: dict[str, Any] = {
@@ -139,21 +139,20 @@ def load_of(
         return PredictedLoad(**about, refused=prediction.reason)
     hourly = UNSET if price is None else price * scenario.replicas
     tokens_per_h = 3600 * prediction.output_tokens_per_s
+    about |= {name: _times(prediction, at) for at, name in enumerate(METRICS)}
     return PredictedLoad(
         **about,
-        ttft_ms=_times(prediction, 0),
-        tpot_ms=_times(prediction, 1),
-        e2e_ms=_times(prediction, 2),
         requests_per_s=prediction.requests_per_s,
         output_tokens_per_s=prediction.output_tokens_per_s,
         busy=prediction.busy,
         binds=prediction.binds or UNSET,
-        met=met,
+        met=is_met(prediction, objectives) if objectives else UNSET,
         price_per_h=hourly,
         million_output_tokens=1e6 * hourly / tokens_per_h
         if not isinstance(hourly, UnsetType) and tokens_per_h
         else UNSET,
         notes=list(prediction.notes),
+        measured=measure(prediction),
     )
 
 
@@ -162,16 +161,6 @@ def _times(prediction: Prediction, at: int) -> dict[str, PredictedTime]:
     return {
         name: PredictedTime(estimate=float(a), low=float(b), high=float(c)) for name, a, b, c in rows if np.isfinite(a)
     }
-
-
-def measured_load(path: Path, prediction: Prediction, times_ms: Floats) -> MeasuredLoad:
-    """Return measured quantiles [3, 3] beside those that were predicted."""
-    inside = (prediction.low <= times_ms) & (times_ms <= prediction.high)
-    times = {
-        name: {level: float(value) for level, value in zip(LEVELS, row, strict=True) if np.isfinite(value)}
-        for name, row in zip(METRICS, times_ms, strict=True)
-    }
-    return MeasuredLoad(directory=str(path), inside=int(inside.sum()), **times)
 
 
 def answer(
@@ -192,23 +181,12 @@ def answer(
     """
     objectives = slo.objectives if slo else ()
     check_objectives(objectives)
-    predictions = [(scenario, predict(twin, scenario)) for scenario in loads]
-    met = [
-        is_met(prediction, objectives) if slo and isinstance(prediction, Prediction) else UNSET
-        for _, prediction in predictions
-    ]
     return Predicted(
         run_id=run_id,
         traffic=traffic,
         slo=slo.text if slo else None,
         duration_s=twin.duration_s,
-        fit=fit_of(twin),
-        loads=[
-            replace(
-                load_of(scenario, prediction, met=each, price=price),
-                measured=measure(prediction) if isinstance(prediction, Prediction) else UNSET,
-            )
-            for (scenario, prediction), each in zip(predictions, met, strict=True)
-        ],
+        fit=_fit(twin),
+        loads=[_load(each, predict(twin, each), objectives, price, measure) for each in loads],
         highest_rate=highest_rate(twin, objectives, loads[0]) if slo else UNSET,
     )

@@ -10,27 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sidelight.correlator.opening import open_run
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import take
-from sidelight.sidecar.predict.result import MeasuredLoad, measured_load
-from sidelight.twin.check import observed_ms, quantiles_of
+from sidelight.sidecar.predict.result import LEVELS, MeasuredLoad
+from sidelight.twin.check import METRICS, observed_ms, quantiles_of
 from sidelight.twin.engine.steps import streamed_requests
 from sidelight.twin.scenario import Prediction
 
 #: Settings of the run that the load of another does not take over; the rest of its configuration goes along.
-_LEFT = ("config", "out", "listen", "metrics", "requests", "json", "quiet", "rate", "concurrency", "seed", "slo")
-_OF_TRAFFIC = (
-    "workload",
-    "dataset",
-    "prompts",
-    "input_tokens",
-    "output_tokens",
-    "trace",
-    "replay_requests",
-    "sessions",
-)
+_LEFT = {"config", "out", "listen", "metrics", "requests", "json", "quiet", "rate", "concurrency", "seed", "slo"}
+_TRAFFIC = {"workload", "dataset", "prompts", "input_tokens", "output_tokens", "trace", "replay_requests", "sessions"}
 
 
 def validated(
@@ -70,7 +63,7 @@ def validated(
 
 def _configuration(config: Mapping[str, Any], traffic: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of a run that its predicted loads have too; masked secrets come from the environment."""
-    left = (*_LEFT, *_OF_TRAFFIC) if {"workload", "trace"} & {*traffic} else _LEFT
+    left = _LEFT | _TRAFFIC if {"workload", "trace"} & {*traffic} else _LEFT
     others = {
         name: value
         for name, value in config.items()
@@ -81,5 +74,10 @@ def _configuration(config: Mapping[str, Any], traffic: Mapping[str, str]) -> dic
 
 def _measured(path: Path, prediction: Prediction) -> MeasuredLoad:
     log = open_run(path).requests
-    requests = streamed_requests(take(log, log.phase == "measure"))
-    return measured_load(path, prediction, quantiles_of(observed_ms(requests)))
+    times_ms = quantiles_of(observed_ms(streamed_requests(take(log, log.phase == "measure"))))
+    inside = (prediction.low <= times_ms) & (times_ms <= prediction.high)
+    times = {
+        name: {level: float(value) for level, value in zip(LEVELS, row, strict=True) if np.isfinite(value)}
+        for name, row in zip(METRICS, times_ms, strict=True)
+    }
+    return MeasuredLoad(directory=str(path), inside=int(inside.sum()), **times)
