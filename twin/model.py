@@ -14,6 +14,7 @@ from sidelight.rundir.columns import take
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import engine_of, misfit, refusal
 from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineRequests, fit
+from sidelight.twin.engine.play import BLOCKS, BUDGET, SEATS
 from sidelight.twin.engine.spans import MOST_SPANNED, spanned_requests
 from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
 from sidelight.twin.scenario import Twin, span_s
@@ -67,15 +68,15 @@ def tested_twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Mi
 
     `known` settings of the engine are taken as they are.
     """
-    seats = known.get("max-num-seqs")
-    fitted = fit(requests, budget=known.get("max-num-batched-tokens"), seats=seats)
+    seats = known.get(SEATS)
+    fitted = fit(requests, budget=known.get(BUDGET), seats=seats)
     if isinstance(fitted, Missing):
         return fitted
     if seats is not None and fitted.most_sequences > BLUR * seats + 1:
         return Missing(
             f"max-num-seqs={seats} is stated, and {fitted.most_sequences} sequences were in a step: state the engine's"
         )
-    engine = engine_of(fitted, kv_blocks=known.get("kv-blocks"))
+    engine = engine_of(fitted, kv_blocks=known.get(BLOCKS))
     missed = misfit(requests, fitted, engine)
     reason = missed.reason if isinstance(missed, Missing) else refusal(requests, fitted, missed)
     if isinstance(missed, Missing) or reason:

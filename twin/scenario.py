@@ -10,15 +10,14 @@ import numpy as np
 
 from sidelight.loadgen.plan.arrivals import Arrival, schedule
 from sidelight.recorded.errors import ConfigurationError
-from sidelight.rundir.columns import Floats, Ints
+from sidelight.rundir.columns import Floats
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
 from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
 from sidelight.twin.engine.fit import BUDGETS, LEAST_REQUESTS, EngineFit, EngineRequests
-from sidelight.twin.engine.play import EngineLoad, Router, play
+from sidelight.twin.engine.play import BLOCKS, BUDGET, SEATS, SETTINGS, EngineLoad, Router, play, stretches
 from sidelight.twin.engine.steps import AnsweredRequests
 
-SETTINGS = ("max-num-seqs", "max-num-batched-tokens", "kv-blocks")
 _SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
 LEVEL = 0.9
 _REQUESTS, _MOST_PLAYS, _LEAST_PLAYS = 60_000, 24, 8  # played for a scenario, in all
@@ -145,7 +144,7 @@ def _engines(twin: Twin, scenario: Scenario) -> Iterator[EngineSettings | Missin
     """
     fitted = twin.fitted
     least, most = (fitted.budget, fitted.budget) if twin.traffic is twin.requests else fitted.budgets
-    seats, budget = (scenario.settings.get(name) for name in ("max-num-seqs", "max-num-batched-tokens"))
+    seats, budget = scenario.settings.get(SEATS), scenario.settings.get(BUDGET)
     seats = seats or fitted.seats
     budgets = [budget] if budget else sorted({least, most, *(each for each in BUDGETS if least < each < most)})
     if seats is None:
@@ -157,7 +156,7 @@ def _engines(twin: Twin, scenario: Scenario) -> Iterator[EngineSettings | Missin
 def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
     """Return the reason that a limit which did not show matters."""
     fitted, most = twin.fitted, many.most_running
-    if fitted.seats is None and "max-num-seqs" not in scenario.settings and most > fitted.most_sequences:
+    if fitted.seats is None and SEATS not in scenario.settings and most > fitted.most_sequences:
         return Missing(
             f"up to {most} sequences would run at a time, the run had at most {fitted.most_sequences}, and where the "
             "engine's limit lies did not show; state it, as in --known max-num-seqs=64"
@@ -184,7 +183,7 @@ def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int 
 
     wide = stdtrit(plays - 1, (1 + LEVEL) / 2) * spread
     middle = np.median(logs, axis=0)
-    shares = {name: float(np.mean([each.shares[name] for each in played])) for name in played[0].shares}
+    shares = {name: float(np.mean([each.shares[name] for each in played])) for name in SETTINGS}
     binding = max(shares, key=lambda name: shares[name])
     most, seen = max(each.most_running for each in played), twin.fitted.most_sequences
     if twin.fitted.by_size is not None and most > seen:
@@ -202,7 +201,7 @@ def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int 
         busy=float(np.mean([each.busy for each in played])),
         binds=binding if shares[binding] > _SHARE else "",
         most_running=most,
-        waited=max(shares["max-num-seqs"], shares["max-num-batched-tokens"]) > _WAITED,
+        waited=max(shares[SEATS], shares[BUDGET]) > _WAITED,
         notes=tuple(_notes(twin, scenario, most)),
     )
 
@@ -226,9 +225,10 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
     population = random.integers(0, len(twin.traffic), len(twin.traffic))
     speed = twin.fitted.draws[seed % len(twin.fitted.draws)]
     engine = replace(engine, speed=speed)
-    arrival_s = _arrivals(twin, scenario, seed, random)
+    process = scenario.arrival or twin.arrival
+    arrival_s = None if _is_closed(twin, scenario) else _arrivals(twin, scenario.rate_per_s, process, seed, random)
     count = len(twin.requests) if arrival_s is None else len(arrival_s)
-    is_replay = (process := _process(twin, scenario)) is not None and process.kind == "replay"
+    is_replay = arrival_s is not None and process is not None and process.kind == "replay"
     drawn = np.arange(count) if is_replay else population[random.integers(0, len(population), count)]
     frontend_s = random.choice(twin.fitted.frontend_s, count)
     load = EngineLoad(
@@ -258,20 +258,16 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
         requests_per_s=float(ended.sum()) / end_s,
         output_tokens_per_s=float(load.output_tokens[ended].sum()) / end_s,
         busy=min(1.0, busy_s / (scenario.replicas * max(end_s, 1e-9))),
-        shares={
-            "max-num-seqs": times.seats_s / busy_s,
-            "max-num-batched-tokens": times.budget_s / busy_s,
-            "kv-blocks": times.blocks_s / busy_s,
-        },
+        shares={name: waited_s / busy_s for name, waited_s in times.waited_s.items()},
         most_running=times.most_running,
     )
 
 
 def _engine(twin: Twin, scenario: Scenario, seats: int, budget: int) -> EngineSettings | Missing:
     """Return the engine of a scenario, or why none can be so; a budget that it does not set has room for the seats."""
-    if "max-num-batched-tokens" not in scenario.settings:
+    if BUDGET not in scenario.settings:
         budget = max(budget, seats)
-    blocks = scenario.settings.get("kv-blocks", twin.engine.kv_blocks)
+    blocks = scenario.settings.get(BLOCKS, twin.engine.kv_blocks)
     try:
         engine = replace(twin.engine, max_num_seqs=seats, max_num_batched_tokens=budget, kv_blocks=blocks)
     except SettingsError as error:
@@ -282,30 +278,18 @@ def _engine(twin: Twin, scenario: Scenario, seats: int, budget: int) -> EngineSe
     return engine
 
 
-def _process(twin: Twin, scenario: Scenario) -> Arrival | None:
-    """Return the process of arrivals; None of a closed loop, and where gaps are drawn from those that were."""
-    return None if _is_closed(twin, scenario) else scenario.arrival or twin.arrival
-
-
-def _arrivals(twin: Twin, scenario: Scenario, seed: int, random: np.random.Generator) -> Floats | None:
-    """Return the seconds of arrivals, None of a closed loop."""
-    if _is_closed(twin, scenario):
-        return None
-    rate = scenario.rate_per_s or twin.rate_per_s
-    if (process := _process(twin, scenario)) is not None:
+def _arrivals(
+    twin: Twin, rate_per_s: float | None, process: Arrival | None, seed: int, random: np.random.Generator
+) -> Floats:
+    """Return the seconds of arrivals; without a process, gaps are drawn from those that were."""
+    rate = rate_per_s or twin.rate_per_s
+    if process is not None:
         return schedule(replace(process, rate_per_s=rate), seed=1 + seed, duration_s=twin.duration_s) / 1e9
     gaps_s = np.diff(twin.traffic.submit_s) * twin.rate_per_s / rate
     count = round(rate * twin.duration_s * 1.5) + 10
-    at_s: Floats = np.cumsum(gaps_s[_stretches(random, len(gaps_s), count)])
+    drawn = stretches(random, len(gaps_s), max(1, round(len(gaps_s) ** (1 / 3))), count)[:count]
+    at_s: Floats = np.cumsum(gaps_s[drawn])
     return at_s[at_s < twin.duration_s]
-
-
-def _stretches(random: np.random.Generator, size: int, count: int) -> Ints:
-    """Return positions in stretches of some that stand together, so that bursts stay bursts."""
-    length = max(1, round(size ** (1 / 3)))
-    starts = random.integers(0, size, -(-count // length))
-    drawn: Ints = ((starts[:, None] + np.arange(length)).ravel() % size)[:count]
-    return drawn
 
 
 def _misfit(missed: Misfit) -> Floats:
@@ -324,6 +308,6 @@ def _notes(twin: Twin, scenario: Scenario, most: int) -> Sequence[str]:
     had, longest = (int((each.prompt_tokens + each.output_tokens).max()) for each in (twin.requests, twin.traffic))
     if longest > _BEYOND * had:
         notes.append(f"extrapolated: the run's longest request had {had:,} tokens, the longest here has {longest:,}")
-    if twin.traffic.cached_tokens.any() and ("kv-blocks" in scenario.settings or scenario.replicas > 1):
+    if twin.traffic.cached_tokens.any() and (BLOCKS in scenario.settings or scenario.replicas > 1):
         notes.append("prefixes are assumed to stay cached as in one engine with the blocks of the run")
     return notes

@@ -10,12 +10,12 @@ from sidelight.recorded.run import Run
 from sidelight.rundir.fields import Amount, Count, Reason, doc
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import PLACES, observed_ms, quantiles_of
+from sidelight.twin.engine.play import SEATS
 from sidelight.twin.model import twin_of
 from sidelight.twin.scenario import Scenario, predict
 
 MOST_REQUESTS = 1000  # of more, a report would take long
 _PLAYS = 8
-_SETTING = "max-num-seqs"
 
 
 class PredictedTime(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def more_seats(run: Run, finished: float) -> MoreSeats:
     now = twin.fitted.seats
     if now is None:
         return MoreSeats(missing="the requests do not show how many the engine runs at most")
-    prediction = predict(twin, Scenario(label="", settings={_SETTING: 2 * now}), plays=_PLAYS)
+    prediction = predict(twin, Scenario(label="", settings={SEATS: 2 * now}), plays=_PLAYS)
     if isinstance(prediction, Missing):
         return MoreSeats(now=now, missing=prediction.reason)
     observed = quantiles_of(observed_ms(twin.requests))

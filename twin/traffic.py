@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 
@@ -41,9 +41,7 @@ class OtherTraffic:
     @property
     def options(self) -> dict[str, str]:
         """Return the options that are given, by their names in a configuration file."""
-        given = {"workload": self.workload, "trace": str(self.trace or "")}
-        given |= {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
-        return {name: value for name, value in given.items() if value}
+        return {each.name: str(value) for each in fields(self) if (value := getattr(self, each.name))}
 
     @property
     def text(self) -> str:

@@ -15,13 +15,14 @@ from sidelight.rundir.clock import time_of_day_ns
 from sidelight.rundir.stats import Missing
 from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued, history_of, said, to_the_minute
 from sidelight.twin.engine.fit import fit
+from sidelight.twin.engine.play import SEATS
 from sidelight.twin.engine.spans import from_origin, spanned_requests
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.model import BLUR
 from sidelight.twin.scenario import settings_of
 
 FIRST_S = 900.0  # of a watch: what the engine's steps are fitted to
-_SEATS, _SEATS_NS = "max-num-seqs", round(FIRST_S * 1e9)
+_SEATS_NS = round(FIRST_S * 1e9)
 _LAST_S, _MOST = 420.0, 6000  # requests: a minute of 100 requests/s that last some seconds
 
 
@@ -118,8 +119,8 @@ class WatchedEngine:
         self._seats = ShownSeats(most, fitted.seats or self._seats.limit)
         if self.restarted_s is not None and (text := other_seats(before, self._seats)):
             self.restart = f"The engine restarted at {to_the_minute(self.restarted_s)}: since then {text}."
-            if self._seats.limit is not None and _SEATS in self.known:
-                self.known = {**self.known, _SEATS: self._seats.limit}
+            if self._seats.limit is not None and SEATS in self.known:
+                self.known = {**self.known, SEATS: self._seats.limit}
 
     def said(self) -> list[str]:
         """Return these changes in sentences."""

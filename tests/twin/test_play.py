@@ -76,7 +76,7 @@ def test_scarce_blocks_preempt_as_those_of_the_simulated_engine() -> None:
     offset_s = round(float(at_s[0]) * 1e9) / 1e9
     assert np.abs(played.first_s - offset_s - first_s).max() < ROUNDING_S
     assert np.abs(played.last_s - offset_s - last_s).max() < ROUNDING_S
-    assert played.blocks_s > 0
+    assert played.waited_s["kv-blocks"] > 0
 
 
 def test_cached_tokens_are_not_computed_again() -> None:
@@ -94,8 +94,8 @@ def test_the_limit_that_requests_wait_for_is_named() -> None:
     at_s = arrivals(100, 20.0, 8)
     few_seats = play(_load(prompts, outputs, at_s), engine(max_num_seqs=2))
     small_budget = play(_load(prompts, np.full(100, 2), at_s), engine(max_num_batched_tokens=64))
-    assert few_seats.seats_s > 0.8 * few_seats.busy_s
-    assert small_budget.budget_s > 0.5 * small_budget.busy_s
+    assert few_seats.waited_s["max-num-seqs"] > 0.8 * few_seats.busy_s
+    assert small_budget.waited_s["max-num-batched-tokens"] > 0.5 * small_budget.busy_s
 
 
 def test_replicas_by_turns_are_engines_of_their_own() -> None:

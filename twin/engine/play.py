@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
@@ -22,6 +22,8 @@ from sidelight.rundir.columns import Floats, Ints
 from sidelight.simulator.settings import EngineSettings
 
 Router = Literal["round-robin", "least-requests"]
+#: Limits that requests wait for, by vLLM's names: seats, the budget of a step, and blocks.
+SETTINGS = SEATS, BUDGET, BLOCKS = "max-num-seqs", "max-num-batched-tokens", "kv-blocks"
 _DRAWN = 4096  # jitters at a time
 _MOST_STEPS = 1024  # at once
 _STRETCH = 32  # steps whose factors stay together
@@ -47,17 +49,15 @@ class EngineLoad:
 class EngineTimes:
     """Times of a played load in seconds [n]: arrival at the engine, first and last token; and the engine's work.
 
-    `busy_s` is the time with work; in `seats_s` of it a request waited for a seat, in `budget_s` for the budget of a
-    step, in `blocks_s` for KV blocks. `preemptions` counts requests that gave up their blocks, each time.
+    `busy_s` is the time with work, and `waited_s` that of it in which a request waited for a limit, by SETTINGS.
+    `preemptions` counts requests that gave up their blocks, each time.
     """
 
     arrival_s: Floats
     first_s: Floats
     last_s: Floats
     busy_s: float
-    seats_s: float
-    budget_s: float
-    blocks_s: float
+    waited_s: Mapping[str, float]
     most_running: int
     preemptions: int
 
@@ -98,7 +98,8 @@ def play(
             engine,
             [] if is_balanced else range(at, len(load.prompt_tokens), replicas),
             concurrency=max(1, load.concurrency // replicas),
-            jitters=_jitters(engine, np.random.SeedSequence(seed, spawn_key=(at,) if at else ()), factors),
+            seed=np.random.SeedSequence(seed, spawn_key=(at,) if at else ()),
+            factors=factors,
             by_size=[1.0] if by_size is None else by_size.tolist(),
         )
         for at in range(replicas)
@@ -112,9 +113,7 @@ def play(
         first_s=np.array(requests.first),
         last_s=np.array(requests.last),
         busy_s=sum(each.busy_s for each in players),
-        seats_s=sum(each.seats_s for each in players),
-        budget_s=sum(each.budget_s for each in players),
-        blocks_s=sum(each.blocks_s for each in players),
+        waited_s={name: sum(each.waited_s[name] for each in players) for name in SETTINGS},
         most_running=max(each.most_running for each in players),
         preemptions=sum(each.preemptions for each in players),
     )
@@ -128,16 +127,6 @@ def _balance(players: Sequence[_Player], arrival_s: Sequence[float]) -> None:
             player.run(arrival_s[number])
         turn = min(range(turn + 1, turn + 1 + count), key=lambda each: players[each % count].held) % count
         players[turn].come(number)
-
-
-def _jitters(
-    engine: EngineSettings, seed: np.random.SeedSequence, factors: StepFactors | None
-) -> tuple[_Jitters, _Jitters]:
-    """Return the jitters of decodes alone, and of prefills."""
-    ratio = engine.speed.jitter_ratio
-    if factors is None:
-        return (jitters := _Jitters(ratio, seed, None)), jitters
-    return _Jitters(ratio, seed, factors.decode), _Jitters(ratio, seed, factors.prefill)
 
 
 class _Requests:
@@ -166,12 +155,15 @@ class _Player:
         numbers: Sequence[int],
         *,
         concurrency: int,
-        jitters: tuple[_Jitters, _Jitters],
+        seed: np.random.SeedSequence,
+        factors: StepFactors | None,
         by_size: Sequence[float],
     ) -> None:
         self.requests, self.engine = requests, engine
         self.by_size = [*by_size, *[by_size[-1]] * max(0, engine.max_num_seqs + 1 - len(by_size))]
-        self.jitters, self.of_prefills = jitters
+        ratio = engine.speed.jitter_ratio
+        self.jitters = _Jitters(ratio, seed, factors and factors.decode)
+        self.of_prefills = _Jitters(ratio, seed, factors.prefill) if factors else self.jitters
         self.now_s = 0.0
         self.held = 0  # requests that have come and not ended
         self.later = iter(numbers)  # of a closed loop
@@ -187,7 +179,7 @@ class _Player:
         self.kv = 0  # tokens that decodes hold
         self.free = engine.kv_blocks
         self.rows = [0] * engine.block_size  # decodes by (length less step) modulo the block size
-        self.busy_s = self.seats_s = self.budget_s = self.blocks_s = 0.0
+        self.busy_s, self.waited_s = 0.0, dict.fromkeys(SETTINGS, 0.0)
         self.most_running = self.preemptions = 0
 
     def come(self, number: int) -> None:
@@ -269,9 +261,9 @@ class _Player:
         jitters = self.of_prefills if tokens else self.jitters
         duration_s = (rest_s + speed.prefill_token_s * tokens) * jitters.take()
         if budget <= 0 and (self.waiting or self.prefill is not None):
-            self.budget_s += duration_s
+            self.waited_s[BUDGET] += duration_s
         elif short_of_blocks:
-            self.blocks_s += duration_s
+            self.waited_s[BLOCKS] += duration_s
         self._advance(1, duration_s)
         for number in done:
             self._emit(number)
@@ -337,7 +329,7 @@ class _Player:
         self.now_s += duration_s
         self.busy_s += duration_s
         if self.waiting and len(self.decodes) >= self.engine.max_num_seqs:
-            self.seats_s += duration_s
+            self.waited_s[SEATS] += duration_s
         while self.ends and self.ends[0][0] <= self.step:
             end, number = heappop(self.ends)
             if self.decodes.get(number, (-1, 0))[0] == end:
@@ -373,6 +365,12 @@ class _Player:
         return rounds * len(self.decodes) + sum(self.rows[-(self.step + ahead) % size] for ahead in range(rest))
 
 
+def stretches(random: np.random.Generator, size: int, length: int, count: int) -> Ints:
+    """Return at least `count` positions below `size`, in stretches: bursts stay bursts."""
+    starts = random.integers(0, size, -(-count // length))
+    return np.asarray((starts[:, None] + np.arange(length)).ravel() % size)
+
+
 class _Jitters:
     """Factors on the durations of steps, in the order of steps; `at` is the next."""
 
@@ -395,8 +393,7 @@ class _Jitters:
     def _draw(self, count: int) -> Floats:
         if self.factors is None:
             return self.random.lognormal(-self.ratio * self.ratio / 2, self.ratio, count)
-        starts = self.random.integers(0, len(self.factors), -(-count // _STRETCH))
-        drawn: Floats = self.factors[(starts[:, None] + np.arange(_STRETCH)).ravel() % len(self.factors)]
+        drawn: Floats = self.factors[stretches(self.random, len(self.factors), _STRETCH, count)]
         return drawn
 
     def take(self) -> float:
