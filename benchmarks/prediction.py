@@ -207,7 +207,6 @@ def twin_of(of: World, requests: EngineRequests, duration_s: float) -> Twin | No
         missed=missed,
         traffic=requests,
         arrival=Arrival(kind="poisson", rate_per_s=1.0),
-        concurrency=None,
         duration_s=duration_s,
     )
 

@@ -124,7 +124,6 @@ def twin_of(
         missed=missed,
         traffic=requests,
         arrival=arrival,
-        concurrency=None,
         duration_s=float(requests.submit_s[-1]),
     )
 

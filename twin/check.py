@@ -87,8 +87,7 @@ def quantiles_of(latencies: Floats) -> Floats:
 
 def replayed(requests: EngineRequests, engine: EngineSettings, fitted: EngineFit, *, seed: int) -> Floats:
     """Return the latencies of a run's requests [3, n], played as they were sent."""
-    random = np.random.default_rng(seed)
-    drawn_s = random.choice(fitted.frontend_s, len(requests))
+    drawn_s = np.random.default_rng(seed).choice(fitted.frontend_s, len(requests))
     load = EngineLoad(
         prompt_tokens=requests.prompt_tokens,
         cached_tokens=requests.cached_tokens,
@@ -147,8 +146,9 @@ def refusal(requests: EngineRequests, fitted: EngineFit, missed: Misfit) -> str:
             f"in a step only {fitted.coherence:.0%} of the sequences under way got a token: tokens are not of one "
             "engine's steps, as behind a router or a data-parallel engine, or with a client on a busy machine"
         )
-    if reason := _by_time(fitted):
-        return reason
+    thirds = [float(np.median(part)) for part in np.array_split(fitted.residuals, 3)]
+    if (change := max(thirds) - min(thirds)) > MOST_BIAS:
+        return f"steps of the same batch changed by {change:.0%} within the run: the engine's speed is not one number"
     spread = fitted.speed.jitter_ratio
     if spread > MOST_SPREAD:
         return (
@@ -158,15 +158,5 @@ def refusal(requests: EngineRequests, fitted: EngineFit, missed: Misfit) -> str:
     if missed_by > MOST_MISFIT:
         return (
             f"{latency} of the last 40 % of the time is missed by {missed_by:.0%} (at most {MOST_MISFIT:.0%} is taken)"
-        )
-    return ""
-
-
-def _by_time(fitted: EngineFit) -> str:
-    thirds = [float(np.median(part)) for part in np.array_split(fitted.residuals, 3)]
-    if max(thirds) - min(thirds) > MOST_BIAS:
-        return (
-            f"steps of the same batch changed by {max(thirds) - min(thirds):.0%} within the run: the engine's speed "
-            "is not one number"
         )
     return ""

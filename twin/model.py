@@ -57,9 +57,9 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int]) -> Twin | Missi
         twin,
         requests=measured,
         traffic=measured,
+        duration_s=span_s(measured),
         arrival=_arrival(config),
         concurrency=config.get("concurrency") if config.get("rate") is None else None,
-        duration_s=span_s(measured),
     )
 
 
@@ -87,8 +87,6 @@ def tested_twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Mi
         engine=engine,
         missed=missed,
         traffic=requests,
-        arrival=None,
-        concurrency=None,
         duration_s=span_s(requests),
     )
 
@@ -142,8 +140,5 @@ def _arrival(config: dict[str, object]) -> Arrival | None:
     if config.get("rate") is None or config.get("trace") is not None or kind not in _PROCESSES:
         return None
     burstiness = config.get("burstiness")
-    return Arrival(
-        kind=kind,  # type: ignore[arg-type]
-        rate_per_s=1.0,
-        burstiness=float(burstiness) if isinstance(burstiness, int | float) else 1.0,
-    )
+    burstiness = float(burstiness) if isinstance(burstiness, int | float) else 1.0
+    return Arrival(kind=kind, rate_per_s=1.0, burstiness=burstiness)  # type: ignore[arg-type]

@@ -63,9 +63,9 @@ class Twin:
     """A fitted engine, the measured requests of its run, and the traffic to predict.
 
     traffic      the run's, or other; what is sent is drawn from it, but of a replay, which is sent as it stands
+    duration_s   for how long requests are sent
     arrival      its process, None where gaps are drawn from its own
     concurrency  of a closed loop, else None
-    duration_s   for how long requests are sent
     notes        what holds of the traffic
     """
 
@@ -74,9 +74,9 @@ class Twin:
     engine: EngineSettings
     missed: Misfit
     traffic: AnsweredRequests
-    arrival: Arrival | None
-    concurrency: int | None
     duration_s: float
+    arrival: Arrival | None = None
+    concurrency: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -223,8 +223,7 @@ class _Play:
 def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -> _Play:
     random = np.random.default_rng([seed, len(twin.requests)])
     population = random.integers(0, len(twin.traffic), len(twin.traffic))
-    speed = twin.fitted.draws[seed % len(twin.fitted.draws)]
-    engine = replace(engine, speed=speed)
+    engine = replace(engine, speed=twin.fitted.draws[seed % len(twin.fitted.draws)])
     process = scenario.arrival or twin.arrival
     arrival_s = None if _is_closed(twin, scenario) else _arrivals(twin, scenario.rate_per_s, process, seed, random)
     count = len(twin.requests) if arrival_s is None else len(arrival_s)

@@ -95,15 +95,8 @@ class StepWindows:
 
 def streamed_requests(log: RequestLog) -> StreamedRequests:
     """Return the requests with a known prompt, output and token stamps."""
-    chunks = np.diff(log.chunk_start)
-    usable = (
-        (log.status == "ok")
-        & (log.submit_ns >= 0)
-        & (log.input_tokens > 0)
-        & (log.output_tokens > 0)
-        & (chunks > 0)
-        & (log.choices <= 1)
-    )
+    usable = (log.status == "ok") & (log.submit_ns >= 0) & (log.input_tokens > 0) & (log.output_tokens > 0)
+    usable &= (np.diff(log.chunk_start) > 0) & (log.choices <= 1)
     order = np.flatnonzero(usable)
     order = order[np.argsort(log.submit_ns[order], kind="stable")]
     used = take(log, order)
@@ -123,7 +116,8 @@ def steps_of(requests: StreamedRequests) -> EngineSteps:
     owner = np.repeat(np.arange(len(requests)), np.diff(requests.start))
     order = np.argsort(requests.token_s, kind="stable")
     stamps = requests.token_s[order]
-    gaps_s = np.diff(requests.token_s)[np.diff(owner) == 0]
+    is_next = np.diff(owner) == 0
+    gaps_s = np.diff(requests.token_s)[is_next]
     step = np.cumsum(_begins(stamps, owner[order], _TOGETHER * float(np.median(gaps_s[gaps_s > 0])))) - 1
     count = int(step[-1]) + 1
     sizes = np.bincount(step, minlength=count)
@@ -132,10 +126,7 @@ def steps_of(requests: StreamedRequests) -> EngineSteps:
     first, last = of_token[requests.start[:-1]], of_token[requests.start[1:] - 1]
     decodes = running(first, last, count).astype(np.int64)
     expected = decodes + np.bincount(first, minlength=count)
-    is_next = np.diff(owner) == 0
-    duration_s, since = _durations(
-        np.diff(requests.token_s)[is_next], of_token[:-1][is_next], of_token[1:][is_next], count
-    )
+    duration_s, since = _durations(gaps_s, of_token[:-1][is_next], of_token[1:][is_next], count)
     return EngineSteps(
         end_s=stamps[np.cumsum(sizes) - sizes + (sizes - 1) // 2],
         duration_s=duration_s,
