@@ -39,44 +39,42 @@ class Headroom:
 
 
 class _SpannedBatch(NamedTuple):
-    """Requests that ended within _BATCH_S: those that spans show, in s Unix, and the number of all."""
+    """Requests that ended within _BATCH_S: of `logged` ones those that spans show, in s Unix, and the number of all."""
 
     at_ns: int
     requests: SpannedRequests
     logged: int
+    ended: int
 
 
 @dataclass(slots=True)
 class RecentTraffic:
-    """Requests of the last seconds: so many and a batch at most, and counts of all."""
+    """Requests of the last seconds: about `most` of them at most, and counts of all."""
 
     last_s: float = LAST_S
     most: int = MOST
     _batches: deque[_SpannedBatch] = field(default_factory=deque)
-    _counts: deque[tuple[int, int]] = field(default_factory=deque)
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
         """Add requests that ended."""
-        requests, count, at_ns = spanned_requests(ended.requests, ended.parts.decode_s, origin_ns=0), len(ended), now_ns
-        log, counted = len(ended.requests), count
-        if self._counts and now_ns - self._counts[-1][0] < _BATCH_S * 1e9:
-            at_ns, before = self._counts.pop()
-            counted += before
-            if self._batches and self._batches[-1].at_ns == at_ns:
-                _, earlier, logged = self._batches.pop()
-                requests, log = concat([earlier, requests]), log + logged
-        self._batches.append(_SpannedBatch(at_ns, requests, log))
-        self._counts.append((at_ns, counted))
-        while self._counts[0][0] < now_ns - self.last_s * 1e9:
-            self._counts.popleft()
+        requests, logged, count = ended.requests, len(ended.requests), len(ended)
+        batch = _SpannedBatch(now_ns, spanned_requests(requests, ended.parts.decode_s, origin_ns=0), logged, count)
+        if self._batches and now_ns - self._batches[-1].at_ns < _BATCH_S * 1e9:
+            at_ns, earlier, before, counted = self._batches.pop()
+            batch = _SpannedBatch(at_ns, concat([earlier, batch.requests]), before + logged, counted + count)
+        self._batches.append(batch)
+        while self._batches[0].at_ns < now_ns - self.last_s * 1e9:
+            self._batches.popleft()
         held = sum(batch.logged for batch in self._batches)
-        while self._batches[0].at_ns < self._counts[0][0] or held - self._batches[0].logged >= self.most:
-            held -= self._batches.popleft().logged
+        for number, batch in enumerate(self._batches):
+            if (held := held - batch.logged) < self.most:
+                break
+            # Its number still counts. Positions, unlike a slice, leave its columns to be freed.
+            self._batches[number] = batch._replace(requests=take(batch.requests, np.zeros(0, np.int64)), logged=0)
 
     def sample(self, now_ns: int, *, engines: int, finished_per_s: float | None) -> TrafficSample:
         """Return the requests of now, beside the number of `engines` on pages and their rate."""
-        begun_ns = self._counts[0][0] if self._counts else now_ns
-        long_ns = now_ns - begun_ns
+        long_ns = now_ns - self._batches[0].at_ns if self._batches else 0
         minute_ns = min(round(_FLOW_S * 1e9), long_ns)
         requests = concat([batch.requests for batch in self._batches]) if self._batches else None
         return TrafficSample(
@@ -84,8 +82,8 @@ class RecentTraffic:
             count=sum(batch.logged for batch in self._batches),
             engines=engines,
             finished=(finished_per_s or 0.0) * minute_ns / 1e9,
-            lately=sum(count for at_ns, count in self._counts if at_ns >= now_ns - minute_ns),
-            rate_per_s=sum(count for _, count in self._counts) * 1e9 / long_ns if long_ns > _FLOW_S * 1e9 else 0.0,
+            lately=sum(batch.ended for batch in self._batches if batch.at_ns >= now_ns - minute_ns),
+            rate_per_s=sum(batch.ended for batch in self._batches) * 1e9 / long_ns if long_ns > _FLOW_S * 1e9 else 0.0,
         )
 
 
