@@ -205,7 +205,7 @@ def continued(history: EngineHistory, requests: SpannedRequests, origin_s: float
     }
     minutes = {name: _added(history.minutes[name], begin_s, means[name]) for name in PARTS}
     baselines = dict(history.baselines)
-    for name in PARTS.keys() - baselines.keys():
+    for name in [each for each in PARTS if each not in baselines]:
         if len(minutes[name]) >= BASELINE_MINUTES and isinstance(shown := baseline_of(minutes[name]), Baseline):
             baselines[name] = shown
             minutes[name] = replace(minutes[name], at_s=minutes[name].at_s[-1:], mean=minutes[name].mean[-1:])
