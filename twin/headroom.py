@@ -127,7 +127,7 @@ class TrafficSample:
             return Missing(
                 f"in the last minute the engine finished {self.finished:.0f} requests, and spans speak of {self.lately}"
             )
-        if self.requests is None or not len(self.requests):
+        if not self.requests:
             return Missing("no request has ended")
         requests = from_origin(self.requests, float(self.requests.submit_s[0]))
         if len(requests) < LEAST_WHOLE * self.count:

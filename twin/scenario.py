@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -202,7 +202,7 @@ def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int 
         binds=binding if shares[binding] > _SHARE else "",
         most_running=most,
         waited=max(shares[SEATS], shares[BUDGET]) > _WAITED,
-        notes=tuple(_notes(twin, scenario, most)),
+        notes=(*twin.notes, *_notes(twin, scenario, most)),
     )
 
 
@@ -298,15 +298,11 @@ def _misfit(missed: Misfit) -> Floats:
     return logs
 
 
-def _notes(twin: Twin, scenario: Scenario, most: int) -> Sequence[str]:
-    notes = [*twin.notes]
+def _notes(twin: Twin, scenario: Scenario, most: int) -> Iterator[str]:
     if most > _BEYOND * twin.fitted.most_sequences:
-        notes.append(
-            f"extrapolated: the run had at most {twin.fitted.most_sequences} sequences in a step, this has {most}"
-        )
+        yield f"extrapolated: the run had at most {twin.fitted.most_sequences} sequences in a step, this has {most}"
     had, longest = (int((each.prompt_tokens + each.output_tokens).max()) for each in (twin.requests, twin.traffic))
     if longest > _BEYOND * had:
-        notes.append(f"extrapolated: the run's longest request had {had:,} tokens, the longest here has {longest:,}")
+        yield f"extrapolated: the run's longest request had {had:,} tokens, the longest here has {longest:,}"
     if twin.traffic.cached_tokens.any() and (BLOCKS in scenario.settings or scenario.replicas > 1):
-        notes.append("prefixes are assumed to stay cached as in one engine with the blocks of the run")
-    return notes
+        yield "prefixes are assumed to stay cached as in one engine with the blocks of the run"

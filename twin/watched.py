@@ -110,7 +110,7 @@ class WatchedEngine:
     def _compare_seats(self, sample: TrafficSample, now_ns: int) -> None:
         """Compare the seats that traffic shows with those before the last restart; stated ones may be others since."""
         self._seats_due_ns = now_ns + _SEATS_NS
-        if sample.engines > 1 or sample.requests is None or not len(sample.requests):
+        if sample.engines > 1 or not sample.requests:
             return
         fitted = fit(from_origin(sample.requests, float(sample.requests.submit_s[0])))
         if isinstance(fitted, Missing):

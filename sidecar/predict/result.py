@@ -148,9 +148,7 @@ def _load(
         binds=prediction.binds or UNSET,
         met=is_met(prediction, objectives) if objectives else UNSET,
         price_per_h=hourly,
-        million_output_tokens=1e6 * hourly / tokens_per_h
-        if not isinstance(hourly, UnsetType) and tokens_per_h
-        else UNSET,
+        million_output_tokens=UNSET if hourly is UNSET or not tokens_per_h else 1e6 * hourly / tokens_per_h,
         notes=list(prediction.notes),
         measured=measure(prediction),
     )

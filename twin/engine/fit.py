@@ -204,10 +204,9 @@ class StepLogs:
 
 def against(fitted: EngineFit, requests: EngineRequests) -> StepLogs:
     """Return the steps of other requests of the same engine against its fit."""
-    speed, before = fitted.speed, None
+    speed, before, frontend_s = fitted.speed, None, float(np.median(fitted.frontend_s))
     for _ in range(1 if isinstance(requests, StreamedRequests) else 3):
         steps, windows = _steps(requests, fitted.budget, before)
-        frontend_s = float(np.median(fitted.frontend_s))
         prefills = prefills_of(requests, steps, budget=fitted.budget, seats=fitted.seats, frontend_s=frontend_s)
         before = steps, prefills, speed
     table = _table(windows, steps, prefills)
