@@ -56,7 +56,6 @@ class RecentTraffic:
     _batches: deque[_SpannedBatch] = field(default_factory=deque)
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
-        """Add requests that ended."""
         requests, logged, count = ended.requests, len(ended.requests), len(ended)
         batch = _SpannedBatch(now_ns, spanned_requests(requests, ended.parts.decode_s, origin_ns=0), logged, count)
         if self._batches and now_ns - self._batches[-1].at_ns < _BATCH_S * 1e9:

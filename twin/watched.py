@@ -64,7 +64,6 @@ class WatchedEngine:
     _said: set[tuple[str, float]] = field(default_factory=set)
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
-        """Add requests that ended."""
         self._traffic.take(ended, now_ns)
         self._lately.take(ended, now_ns)
 
@@ -123,7 +122,6 @@ class WatchedEngine:
                 self.known = {**self.known, SEATS: self._seats.limit}
 
     def said(self) -> list[str]:
-        """Return these changes in sentences."""
         return list(self._sentences().values())
 
     def fresh(self) -> list[str]:

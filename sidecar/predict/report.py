@@ -33,7 +33,6 @@ def answer_lines(predicted: Predicted) -> Iterator[Prose]:
 
 
 def details(predicted: Predicted) -> Iterator[Block]:
-    """Yield the tables, the notes, and the fit."""
     if any(load.refused is UNSET for load in predicted.loads):
         yield from _tables(predicted)
     yield from _notes(predicted.loads)

@@ -142,7 +142,6 @@ def fit(
 def _steps(
     requests: EngineRequests, budget: int, before: tuple[EngineSteps, Prefills, SpeedProfile] | None
 ) -> tuple[EngineSteps, StepWindows]:
-    """Return the steps, and the stretches of them with known durations."""
     if isinstance(requests, SpannedRequests):
         laid = laid_steps(requests, budget, before)
         return laid, decode_windows(requests, laid)

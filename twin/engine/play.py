@@ -397,7 +397,6 @@ class _Jitters:
         return drawn
 
     def take(self) -> float:
-        """Take the next factor."""
         self.some(1)
         self.at += 1
         return self.listed[self.at - 1]
