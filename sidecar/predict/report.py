@@ -62,6 +62,8 @@ def rests_on(predicted: Predicted) -> str:
     sent = f"; each load lasts {lasts}, as the run's did."
     if predicted.traffic:
         sent = f"; sent are those of {predicted.traffic}, for {lasts}."
+    if any(load.replicas > 1 and load.router == "least-requests" for load in predicted.loads):
+        sent += " Of several replicas the one that has the fewest requests gets the next."
     return (
         f"By {fit.requests:,} requests and {fit.steps:,} steps of run {predicted.run_id}{sent} An interval holds what "
         "nine of ten such runs would show."
@@ -110,10 +112,12 @@ def _notes(loads: Sequence[PredictedLoad]) -> Iterator[Prose]:
     for load in loads:
         if load.refused is not UNSET:
             yield Prose(f"! {load.label}: no prediction: {load.refused}", "warning")
-        for note in load.notes:
-            yield Prose(f"! {load.label}: {note}", "warning")
         if load.measured is not UNSET:
             yield Prose(f"{load.label}: {load.measured.inside} of 9 values inside, by {load.measured.directory}.")
+    for note in dict.fromkeys(note for load in loads for note in load.notes):
+        labels = [load.label for load in loads if note in load.notes]
+        which = "all loads" if 1 < len(labels) == len(loads) else " | ".join(labels)
+        yield Prose(f"! {which}: {note}", "warning")
 
 
 def _highest(highest: HighestRate, predicted: Predicted) -> str:
