@@ -26,6 +26,7 @@ Router = Literal["round-robin", "least-requests"]
 SETTINGS = SEATS, BUDGET, BLOCKS = "max-num-seqs", "max-num-batched-tokens", "kv-blocks"
 _DRAWN = 4096  # jitters at a time
 _MOST_STEPS = 1024  # at once
+_STEPS = np.arange(_MOST_STEPS)
 _STRETCH = 32  # steps whose factors stay together
 
 
@@ -136,6 +137,7 @@ class _Requests:
         self.cached: Sequence[int] = np.minimum(load.cached_tokens, load.prompt_tokens - 1).tolist()
         self.length: list[int] = load.prompt_tokens.tolist()  # tokens before the next output
         self.to_come: list[int] = load.output_tokens.tolist()  # outputs
+        self.longest = int((load.prompt_tokens + load.output_tokens).max(initial=0))
         n = len(self.length)
         self.arrival: list[float] = [0.0] * n if load.arrival_s is None else load.arrival_s.tolist()
         self.first, self.last = [-1.0] * n, [-1.0] * n
@@ -178,6 +180,8 @@ class _Player:
         self.step = 0
         self.kv = 0  # tokens that decodes hold
         self.free = engine.kv_blocks
+        # Then blocks need no count: each has those of the longest.
+        self.is_roomy = engine.kv_blocks >= engine.max_num_seqs * (self._blocks(requests.longest) + 1)
         self.rows = [0] * engine.block_size  # decodes by (length less step) modulo the block size
         self.busy_s, self.waited_s = 0.0, dict.fromkeys(SETTINGS, 0.0)
         self.most_running = self.preemptions = 0
@@ -218,10 +222,10 @@ class _Player:
             self._advance(1, first_s * self.jitters.take())
             return
         jitters = self.jitters.some(steps)
-        ends_s = np.cumsum((first_s + by_size * speed.kv_token_s * n * np.arange(steps)) * jitters)
+        ends_s = ((first_s + by_size * speed.kv_token_s * n * _STEPS[:steps]) * jitters).cumsum()
         if self.coming and n < self.engine.max_num_seqs:
             until_s = min(until_s, self.coming[0][0])
-        steps = min(steps, int(np.searchsorted(ends_s, until_s - self.now_s)) + 1)
+        steps = min(steps, int(ends_s.searchsorted(until_s - self.now_s)) + 1)
         self.jitters.at += steps
         self._advance(steps, float(ends_s[steps - 1]))
 
@@ -360,6 +364,8 @@ class _Player:
 
     def _grown(self, steps: int) -> int:
         """Return the number of blocks that decodes take in further steps: each at the end of a full one."""
+        if self.is_roomy:
+            return 0
         size = self.engine.block_size
         rounds, rest = divmod(steps, size)
         return rounds * len(self.decodes) + sum(self.rows[-(self.step + ahead) % size] for ahead in range(rest))
