@@ -108,7 +108,9 @@ def fewest_replicas(
     """Return the fewest replicas that surely meet objectives at a scenario's rate; one does up to `surely_per_s`."""
     rate = scenario.rate_per_s or twin.rate_per_s
     for replicas in range(max(1, int(rate / surely_per_s)), _MOST_REPLICAS):
-        prediction = predict(twin, replace(scenario, rate_per_s=rate, replicas=replicas), plays=_PLAYS)
+        prediction = predict(
+            twin, replace(scenario, rate_per_s=rate, concurrency=None, replicas=replicas), plays=_PLAYS
+        )
         if isinstance(prediction, Prediction) and is_met(prediction, objectives):
             return replicas
     return UNSET

@@ -170,6 +170,8 @@ def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
 def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int | None) -> Prediction | Missing:
     rate = scenario.rate_per_s or twin.rate_per_s
     about = len(twin.requests) if _is_closed(twin, scenario) else round(rate * twin.duration_s)
+    if _is_replay(twin, scenario):
+        about = min(about, len(twin.traffic))
     if about < LEAST_REQUESTS * scenario.replicas:
         return Missing(
             f"{about} requests are sent in {twin.duration_s:.0f} s, and each replica needs {LEAST_REQUESTS}: give a "
@@ -227,7 +229,7 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
     process = scenario.arrival or twin.arrival
     arrival_s = None if _is_closed(twin, scenario) else _arrivals(twin, scenario.rate_per_s, process, seed, random)
     count = len(twin.requests) if arrival_s is None else len(arrival_s)
-    is_replay = arrival_s is not None and process is not None and process.kind == "replay"
+    is_replay = _is_replay(twin, scenario)
     drawn = np.arange(count) if is_replay else population[random.integers(0, len(population), count)]
     frontend_s = random.choice(twin.fitted.frontend_s, count)
     load = EngineLoad(
@@ -275,6 +277,11 @@ def _engine(twin: Twin, scenario: Scenario, seats: int, budget: int) -> EngineSe
     if (needed := -(-longest // engine.block_size)) > engine.kv_blocks:
         return Missing(f"the longest request has {longest:,} tokens and needs {needed:,} blocks of {engine.block_size}")
     return engine
+
+
+def _is_replay(twin: Twin, scenario: Scenario) -> bool:
+    process = scenario.arrival or twin.arrival
+    return process is not None and process.kind == "replay" and not _is_closed(twin, scenario)
 
 
 def _arrivals(

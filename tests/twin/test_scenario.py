@@ -116,6 +116,8 @@ def test_the_highest_rate_lies_where_the_objective_is_crossed(twin: Twin) -> Non
     assert below < 500 < above
     replicas = fewest_replicas(twin, objectives, Scenario(label="", rate_per_s=3 * surely), surely)
     assert replicas in {3, 4}
+    closed = Scenario(label="", rate_per_s=3 * surely, concurrency=1)
+    assert replicas == fewest_replicas(twin, objectives, closed, 3 * surely)
 
 
 def test_objectives_are_met_missed_or_open(twin: Twin) -> None:

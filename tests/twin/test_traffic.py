@@ -133,6 +133,19 @@ def test_a_trace_at_twice_its_rate_takes_half_its_time(twin: Twin, tmp_path: Pat
         assert prediction.requests_per_s == pytest.approx(times * other.rate_per_s, rel=0.05)
 
 
+def test_a_trace_has_no_more_requests_at_a_higher_rate(twin: Twin, tmp_path: Path) -> None:
+    file = trace(
+        tmp_path / "trace.jsonl",
+        timestamp=[1000.0 * at for at in range(30)],
+        input_length=[100] * 30,
+        output_length=[10] * 30,
+    )
+    other = OtherTraffic(trace=file).of(twin)
+    scenario = Scenario(label="", rate_per_s=2 * other.rate_per_s)
+    assert isinstance(predict(other, scenario), Prediction)
+    assert isinstance(predict(other, replace(scenario, replicas=2)), Missing)
+
+
 def test_equal_blocks_of_a_trace_are_cached(twin: Twin, tmp_path: Path) -> None:
     file = trace(
         tmp_path / "trace.jsonl",
