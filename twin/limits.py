@@ -32,7 +32,7 @@ class HighestRate(Struct, frozen=True, kw_only=True):
 
     estimate: Annotated[Amount | None, doc("null where no rate meets it", "requests/s")]
     low: Annotated[Amount | None, doc("surely met up to this rate; null where nowhere", "requests/s")]
-    high: Annotated[Amount | None, doc("surely missed beyond this rate", "requests/s")]
+    high: Annotated[Amount | None, doc("surely missed beyond; null where nothing is predicted", "requests/s")]
     replicas: Annotated[Count | UnsetType, doc("fewest that surely meet it at the first predicted rate", "engines")] = (
         UNSET
     )
@@ -74,11 +74,11 @@ def highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario
 
         return _highest(holds, twin.rate_per_s)
 
-    surely_per_s = by(lambda each: each.high)
+    surely_per_s, perhaps_per_s = by(lambda each: each.high), by(lambda each: each.low)
     return HighestRate(
         estimate=by(lambda each: each.median),
         low=surely_per_s,
-        high=by(lambda each: each.low),
+        high=None if perhaps_per_s and isinstance(at(perhaps_per_s * _CLOSE), Missing) else perhaps_per_s,
         replicas=UNSET if surely_per_s is None else fewest_replicas(twin, objectives, scenario, surely_per_s),
     )
 

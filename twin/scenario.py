@@ -20,7 +20,10 @@ from sidelight.twin.engine.steps import AnsweredRequests
 
 _SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
 LEVEL = 0.9
+LONGEST = 1 << 31  # tokens, where the model's length is not known
 _REQUESTS, _MOST_PLAYS, _LEAST_PLAYS = 60_000, 24, 8  # played for a scenario, in all
+_MOST_EVENTS = 100_000  # of a play: some minute of a scenario
+_STEPS = 1024  # decodes that are one event at least
 _SHARE = 0.05  # of the time: a limit that binds for less does not bind
 _SAME = 0.2  # of the logarithm: predictions with few and with many seats that say the same
 _WAITED = 0.002  # of the time: a limit that is waited for less makes no difference
@@ -66,6 +69,7 @@ class Twin:
     duration_s   for how long requests are sent
     arrival      its process, None where gaps are drawn from its own
     concurrency  of a closed loop, else None
+    longest      tokens of a request that the model takes
     notes        what holds of the traffic
     """
 
@@ -77,6 +81,7 @@ class Twin:
     duration_s: float
     arrival: Arrival | None = None
     concurrency: int | None = None
+    longest: int = LONGEST
     notes: tuple[str, ...] = ()
 
     @property
@@ -176,6 +181,12 @@ def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int 
         return Missing(
             f"{about} requests are sent in {twin.duration_s:.0f} s, and each replica needs {LEAST_REQUESTS}: give a "
             "higher rate, or a longer run"
+        )
+    tokens, outputs = twin.traffic.prompt_tokens.mean(), twin.traffic.output_tokens.mean()
+    if about * (1 + tokens / engine.max_num_batched_tokens + outputs / _STEPS) > _MOST_EVENTS:
+        return Missing(
+            f"{about:,} requests, of {tokens:,.0f} and {outputs:,.0f} tokens in the mean, are more than can be played: "
+            "give a lower rate, a shorter trace, or shorter lengths"
         )
     plays = plays or int(np.clip(_REQUESTS // about, _LEAST_PLAYS, _MOST_PLAYS))
     played = [_played(twin, scenario, engine, seed) for seed in range(plays)]

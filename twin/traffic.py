@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sidelight.loadgen.plan.arrivals import Arrival
+from sidelight.loadgen.plan.fitting import TEMPLATE_TOKENS
 from sidelight.loadgen.plan.traces import ArrivalTrace, read_trace
 from sidelight.loadgen.plan.workloads import catalogue as workloads
 from sidelight.loadgen.plan.workloads.custom import parse_lengths
@@ -27,6 +28,10 @@ _CACHE_BLOCK = 16  # tokens
 _SEED = 1
 _Pieces = Sequence[tuple[Hashable, int]]  # what a prompt begins with: equal keys are equal tokens, so many
 _AS_ASKED = "outputs are as long as they are asked for"
+_NONE_CACHED = (
+    "nothing is taken as cached, as nothing was in the run; an engine with a prefix cache is faster: give a run whose "
+    "prompts share beginnings"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +66,10 @@ class OtherTraffic:
             )
         try:
             if self.trace is not None:
-                return _of_trace(twin, read_trace(self.trace), self.text)
+                return _clipped(_of_trace(twin, read_trace(self.trace), self.text))
             if self.workload:
-                return _of_workload(twin, self.workload, self.text)
-            return _of_lengths(twin, self.input_tokens, self.output_tokens) if given else twin
+                return _clipped(_of_workload(twin, self.workload, self.text))
+            return _clipped(_of_lengths(twin, self.input_tokens, self.output_tokens)) if given else twin
         except OSError as error:
             raise ConfigurationError("file.unreadable", f"{self.text}: {error.strerror}") from error
         except ValueError as error:
@@ -123,6 +128,23 @@ def _of_trace(twin: Twin, trace: ArrivalTrace, given: str) -> Twin:
     )
 
 
+def _clipped(twin: Twin) -> Twin:
+    """Return a twin with requests as long as its model takes, clipped as by `run`."""
+    traffic = twin.traffic
+    room = twin.longest - TEMPLATE_TOKENS
+    prompts = np.clip(traffic.prompt_tokens, 1, np.maximum(1, room - traffic.output_tokens))
+    outputs = np.clip(traffic.output_tokens, 1, np.maximum(1, room - prompts))
+    clipped = int(np.sum(prompts + outputs < traffic.prompt_tokens + traffic.output_tokens))
+    if not clipped:
+        return twin
+    cached = np.minimum(traffic.cached_tokens, prompts - 1)
+    return replace(
+        twin,
+        traffic=replace(traffic, prompt_tokens=prompts, cached_tokens=cached, output_tokens=outputs),
+        notes=(*twin.notes, f"{clipped} of {len(traffic)} requests are clipped to the model's {twin.longest:,} tokens"),
+    )
+
+
 def _repeated(twin: Twin) -> AnsweredRequests:
     """Return the run's requests, again and again where they are few: the new lengths are known, not drawn by chance."""
     requests = twin.requests
@@ -169,7 +191,7 @@ def _cached(prompts: Iterable[_Pieces], tokens: Ints, twin: Twin) -> tuple[Ints,
     if not shared.any():
         return shared, ()
     if not twin.requests.cached_tokens.any():
-        return np.zeros_like(shared), ("nothing is taken as cached, as nothing was in the run",)
+        return np.zeros_like(shared), (_NONE_CACHED,)
     return np.minimum(shared // _CACHE_BLOCK * _CACHE_BLOCK, tokens - 1), ("what prompts share is taken as cached",)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -113,7 +114,7 @@ def predict(  # noqa: PLR0913  an argument is an option
     sidelight predict runs/today --trace monday.jsonl --rate x1 --replicas 2,3 --router least-requests
     """
     del verbose  # which is read before
-    objectives = _objectives(slo)
+    objectives = _objectives(slo, trace, price, comes_otherwise=bool(concurrency or arrival))
     run = open_run(run_directory)
     other = OtherTraffic(workload=workload, trace=trace, input_tokens=input_tokens, output_tokens=output_tokens)
     twin = other.of(_twin(run, settings_of("--known", known)))
@@ -142,7 +143,15 @@ def predict(  # noqa: PLR0913  an argument is an option
     return 0
 
 
-def _objectives(slo: str | None) -> Slo | None:
+def _objectives(slo: str | None, trace: Path | None, price: float | None, *, comes_otherwise: bool) -> Slo | None:
+    """Return the objectives; raises ConfigurationError for what cannot be asked."""
+    if price is not None and not 0 <= price < math.inf:
+        raise ConfigurationError("option.value", f"--price {price:g}: must be a number of 0 or more")
+    if trace is not None and comes_otherwise:
+        raise ConfigurationError(
+            "option.contradictory",
+            f"--trace {trace}: comes at its own times; give --rate, without --concurrency and --arrival",
+        )
     try:
         return parse_typed_slo(slo) if slo else None
     except ValueError as error:

@@ -124,7 +124,9 @@ def _highest(highest: HighestRate, predicted: Predicted) -> str:
     if highest.estimate is None:
         return f"No rate meets {predicted.slo}."
     surely = "at no rate surely" if highest.low is None else f"surely up to {figure(highest.low)}"
-    perhaps = "" if highest.high is None else f", and surely not beyond {figure(highest.high)}"
+    perhaps = f", and surely not beyond {figure(highest.high or 0.0)}"
+    if highest.high is None:
+        perhaps = "; beyond, there is no prediction"
     line = f"Highest rate that meets {predicted.slo}: {figure(highest.estimate)} requests/s ({surely}{perhaps})."
     if highest.replicas is UNSET:
         return line

@@ -58,6 +58,10 @@ def test_the_report_fits_a_terminal(sidelight: Run, directory: Path) -> None:
         (("--known", "max-num-seqs=0"), "option.value"),
         (("--known", "max-num-seqs=2"), "predict.refused"),
         (("--slo", "ttft"), "option.value"),
+        (("--trace", "t", "--concurrency", "4"), "option.contradictory"),
+        (("--trace", "t", "--arrival", "burst"), "option.contradictory"),
+        (("--price", "nan"), "option.value"),
+        (("--price", "-1"), "option.value"),
         (("--slo", "error_rate<1%"), "predict.slo"),
     ],
 )

@@ -120,6 +120,19 @@ def test_the_highest_rate_lies_where_the_objective_is_crossed(twin: Twin) -> Non
     assert replicas == fewest_replicas(twin, objectives, closed, 3 * surely)
 
 
+def test_a_rate_without_a_prediction_is_not_surely_missed(twin: Twin) -> None:
+    unknown = replace(twin, fitted=replace(twin.fitted, seats=None, most_sequences=4))
+    highest = highest_rate(unknown, parse_slo("ttft_p99<90s").objectives, Scenario(label=""))
+    assert highest.low is not None
+    assert highest.high is None
+
+
+@pytest.mark.parametrize(("rate", "tokens"), [(1e5, 10), (3.0, 10_000_000)])
+def test_a_load_that_would_take_hours_to_play_is_refused(twin: Twin, rate: float, tokens: int) -> None:
+    traffic = replace(twin.requests, prompt_tokens=np.full(len(twin.traffic), tokens))
+    assert isinstance(predict(replace(twin, traffic=traffic), Scenario(label="", rate_per_s=rate)), Missing)
+
+
 def test_objectives_are_met_missed_or_open(twin: Twin) -> None:
     prediction = predicted(twin, Scenario(label="", rate_per_s=4.0))
     low, high = prediction.low[0, 2], prediction.high[0, 2]

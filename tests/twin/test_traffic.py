@@ -77,6 +77,13 @@ def test_a_budget_that_did_not_show_is_refused_where_it_matters(budget: int) -> 
         assert (shown < known.high).all()
 
 
+def test_requests_are_clipped_to_the_models_length_as_by_run(twin: Twin) -> None:
+    other = OtherTraffic(input_tokens="5000", output_tokens="40").of(replace(cached(twin), longest=4096))
+    assert {3992} == set(other.traffic.prompt_tokens.tolist())
+    assert {40} == set(other.traffic.output_tokens.tolist())
+    assert other.notes != OtherTraffic(output_tokens="40").of(replace(twin, longest=4096)).notes
+
+
 def test_one_length_alone_leaves_the_other(twin: Twin) -> None:
     other = OtherTraffic(input_tokens="70").of(cached(twin)).traffic
     assert set(other.output_tokens.tolist()) == set(twin.requests.output_tokens.tolist())
