@@ -40,6 +40,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _FRACTION = re.compile(r":\d\d[.,](\d+)")
 _HASH_IDS = "hash_ids"  # of CSV the only list, which stands there as JSON
 _SHOWN_CHARS = 60
+_MOST_CHARS = 1 << 26  # of a line: a packed file may unpack to any length
 # Bounds that no trace reaches, so that nothing overflows int64.
 _Tokens = Annotated[int, Meta(ge=0, le=2**31)]
 _Seconds = Annotated[float, Meta(ge=0, le=4e9)]
@@ -256,19 +257,26 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
             yield text
 
 
+def _bounded(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
+    for number, line in enumerate(iter(lambda: text.readline(_MOST_CHARS), ""), 1):
+        if len(line) == _MOST_CHARS:
+            raise TraceError("trace.line", f"{path}, line {number}: {_MOST_CHARS:,} characters or more; give a trace")
+        yield line
+
+
 def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield each line's number and its fields by name. Fields of CSV are text, and empty ones are left out."""
-    first = next((line for line in text if line.strip()), "")
+    first = next((line for line in _bounded(path, text) if line.strip()), "")
     text.seek(0)
     number, line = 1, ""
     try:
         if first.lstrip()[:1] == "{":
-            for number, line in enumerate(text, 1):
+            for number, line in enumerate(_bounded(path, text), 1):
                 if line.strip():
                     yield number, _decode(line)
             return
         columns: list[str] = []
-        for number, row in enumerate(csv.reader(text), 1):
+        for number, row in enumerate(csv.reader(_bounded(path, text)), 1):
             cells = map(str.strip, row)
             if columns and row:
                 yield number, {name: _cell(name, cell) for name, cell in zip(columns, cells, strict=False) if cell}

@@ -263,3 +263,12 @@ async def test_each_turn_of_an_agents_session_is_sent_whole(file: Path):
 def test_sessions_of_different_blocks_are_refused(file: Path):
     with raises("trace.line", says="block_size"):
         _agents(file, _agent(), _agent(block_size=16))
+
+
+def test_a_packed_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    line = b'{"timestamp": 0, "input_length": 5, "output_length": 5' + b" " * (1 << 27) + b"}"
+    path.write_bytes(gzip.compress(line, 1))
+    with pytest.raises(TraceError) as refused:
+        read_trace(path)
+    assert refused.value.code == "trace.line"
