@@ -10,7 +10,7 @@ import numpy as np
 from sidelight.correlator.opening import WatchRun
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.recorded.run import Run
-from sidelight.rundir.columns import take
+from sidelight.rundir.columns import Floats, take
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import engine_of, misfit, refusal
 from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineRequests, fit
@@ -58,7 +58,7 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int]) -> Twin | Missi
         requests=measured,
         traffic=measured,
         duration_s=span_s(measured),
-        arrival=_arrival(config),
+        arrival=_arrival(config, measured.submit_s),
         concurrency=config.get("concurrency") if config.get("rate") is None else None,
         longest=(run.manifest.get("target") or {}).get("max_model_len") or LONGEST,
     )
@@ -136,8 +136,10 @@ def _unfit(run: Run, requests: EngineRequests, finished: float) -> str:
     return ""
 
 
-def _arrival(config: dict[str, object]) -> Arrival | None:
+def _arrival(config: dict[str, object], submit_s: Floats) -> Arrival | None:
     kind = config.get("arrival")
+    if kind == "replay":
+        return Arrival(kind=kind, trace_ns=np.rint(1e9 * submit_s).astype(np.int64))
     if config.get("rate") is None or config.get("trace") is not None or kind not in _PROCESSES:
         return None
     burstiness = config.get("burstiness")

@@ -116,7 +116,7 @@ def _of_trace(twin: Twin, trace: ArrivalTrace, given: str) -> Twin:
         raise ConfigurationError(
             "predict.traffic",
             f"{given}: {len(traffic)} requests in {traffic.submit_s[-1]:.1f} s are no traffic; give a trace of "
-            f"{LEAST_REQUESTS} requests or more",
+            f"{LEAST_REQUESTS} requests or more, at different times",
         )
     return replace(
         twin,

@@ -127,7 +127,8 @@ def _highest(highest: HighestRate, predicted: Predicted) -> str:
     perhaps = f", and surely not beyond {figure(highest.high or 0.0)}"
     if highest.high is None:
         perhaps = "; beyond, there is no prediction"
-    line = f"Highest rate that meets {predicted.slo}: {figure(highest.estimate)} requests/s ({surely}{perhaps})."
+    of = " by the engine as it was" if any(load.settings for load in predicted.loads) else ""
+    line = f"Highest rate that meets {predicted.slo}{of}: {figure(highest.estimate)} requests/s ({surely}{perhaps})."
     if highest.replicas is UNSET:
         return line
     many = "1 replica surely meets" if highest.replicas == 1 else f"{highest.replicas} replicas surely meet"
@@ -136,11 +137,13 @@ def _highest(highest: HighestRate, predicted: Predicted) -> str:
 
 def _engine(fit: TwinFit) -> str:
     seats = "did not show" if fit.max_num_seqs is None else str(fit.max_num_seqs)
+    budget = f"at most {fit.max_num_batched_tokens:,} tokens a step"
+    if not fit.shows_budget:
+        budget = f"its most tokens a step did not show, and are taken as {fit.max_num_batched_tokens:,}"
     return (
         f"The engine: {fit.step_ms:.2f} ms a step, {fit.prefill_token_us:.1f} us a prompt token, "
         f"{fit.sequence_us:.0f} us a sequence, {fit.kv_token_ns:.1f} ns a token held, ±{percent(fit.jitter)} from step "
-        f"to step; front end {brief_ms(fit.frontend_ms)}; most sequences at a time: {seats}; at most "
-        f"{fit.max_num_batched_tokens:,} tokens a step."
+        f"to step; front end {brief_ms(fit.frontend_ms)}; most sequences at a time: {seats}; {budget}."
     )
 
 

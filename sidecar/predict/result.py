@@ -73,6 +73,7 @@ class TwinFit(Struct, frozen=True, kw_only=True):
     frontend_ms: Annotated[Amount, doc("what a first token takes beyond its steps, median", "ms")]
     max_num_seqs: Annotated[Count | None, doc("most sequences at a time; null where it did not show", "sequences")]
     max_num_batched_tokens: Annotated[Count, doc("budget of a step, or more than the run had in one", "tokens")]
+    shows_budget: Annotated[bool, doc("whether the run shows that budget, or it was stated")]
     requests: Annotated[Count, doc("requests that it rests on", "requests")]
     steps: Annotated[Count, doc("steps of known duration", "steps")]
     most_sequences: Annotated[Count, doc("most sequences in a step: more is extrapolated", "sequences")]
@@ -112,6 +113,7 @@ def _fit(twin: Twin) -> TwinFit:
         frontend_ms=1e3 * float(np.median(fitted.frontend_s)),
         max_num_seqs=fitted.seats,
         max_num_batched_tokens=fitted.budget,
+        shows_budget=fitted.budgets[0] == fitted.budgets[1],
         requests=len(twin.requests),
         steps=fitted.steps,
         most_sequences=fitted.most_sequences,

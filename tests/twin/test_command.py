@@ -116,6 +116,31 @@ def test_a_predicted_load_is_sent_and_measured(sidelight: Run, tmp_path: Path) -
     assert (sent["rate"], sent["input_tokens"], sent["url"]) == (20.0, "60", [url])
 
 
+@pytest.mark.parametrize(("prompt", "known", "shows"), [(300, "", True), (30, "", False), (30, "512", True)])
+def test_whether_the_budget_showed_is_said(
+    sidelight: Run, tmp_path: Path, prompt: int, known: str, *, shows: bool
+) -> None:
+    prompts, outputs = lengths(150, 4, prompt=prompt)
+    exchanges = simulated(engine(), prompts, outputs, at_s=arrivals(150, 3.0, 4))
+    write(tmp_path / "run", exchanges, {"rate": 3.0, "arrival": "poisson"})
+    stated = "max-num-seqs=16" + (f",max-num-batched-tokens={known}" if known else "")
+    fit = json.loads(sidelight("predict", tmp_path / "run", "--rate", "3", "--known", stated, "--json").out)["fit"]
+    assert fit["shows_budget"] is shows
+
+
+def test_a_replayed_trace_at_twice_its_rate_ends_sooner(sidelight: Run, tmp_path: Path) -> None:
+    """No more requests are sent than it has."""
+    prompts, outputs = lengths(150, 4)
+    exchanges = simulated(engine(), prompts, outputs, at_s=arrivals(150, 1.5, 4))
+    write(tmp_path / "run", exchanges, {"rate": "1x", "arrival": "replay", "trace": "t.jsonl"})
+    ended = sidelight("predict", tmp_path / "run", "--rate", "x2", "--known", "max-num-seqs=16", "--json")
+    assert json.loads(ended.out)["loads"][0]["requests_per_s"] == pytest.approx(3.0, rel=0.08)
+    many = sidelight(
+        "predict", tmp_path / "run", "--rate", "x2", "--replicas", "8", "--known", "max-num-seqs=16", "--json"
+    )
+    assert "refused" in json.loads(many.out)["loads"][0]
+
+
 def test_a_server_that_does_not_answer_measures_nothing(sidelight: Run, directory: Path) -> None:
     ended = sidelight(
         "predict", directory, "--rate", "2", "--validate", "http://127.0.0.1:9", "--known", "max-num-seqs=16"
