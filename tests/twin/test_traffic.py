@@ -12,6 +12,7 @@ from played_runs import NETWORK_S, arrivals, engine, lengths, simulated, streame
 from played_twins import truth, twin_of
 
 from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
@@ -34,8 +35,12 @@ def cached(twin: Twin) -> Twin:
     return replace(twin, requests=requests, traffic=requests)
 
 
-def trace(path: Path, **columns: list[object]) -> Path:
+def trace(directory: Path, at_s: Floats, prompts: Ints, outputs: Ints, hash_ids: list[list[int]] | None = None) -> Path:
+    """Write a trace in Mooncake's format, and return its path."""
+    columns = {"timestamp": (1e3 * at_s).tolist(), "input_length": prompts.tolist(), "output_length": outputs.tolist()}
+    columns |= {"hash_ids": hash_ids} if hash_ids else {}
     rows = zip(*columns.values(), strict=True)
+    path = directory / "trace.jsonl"
     path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
     return path
 
@@ -105,13 +110,7 @@ def test_a_trace_is_predicted_as_it_came(twin: Twin, tmp_path: Path) -> None:
     """Bursts of 20 at once, every ten seconds."""
     prompts, outputs = lengths(200, 9)
     at_s = 10.0 * (np.arange(200) // 20) + 0.01 * (np.arange(200) % 20)
-    file = trace(
-        tmp_path / "trace.jsonl",
-        timestamp=(1e3 * at_s).tolist(),
-        input_length=prompts.tolist(),
-        output_length=outputs.tolist(),
-    )
-    other = OtherTraffic(trace=file).of(twin)
+    other = OtherTraffic(trace=trace(tmp_path, at_s, prompts, outputs)).of(twin)
     prediction = predict(other, Scenario(label="", rate_per_s=other.rate_per_s))
     assert isinstance(prediction, Prediction)
     load = EngineLoad(
@@ -127,13 +126,7 @@ def test_a_trace_is_predicted_as_it_came(twin: Twin, tmp_path: Path) -> None:
 
 def test_a_trace_at_twice_its_rate_takes_half_its_time(twin: Twin, tmp_path: Path) -> None:
     prompts, outputs = lengths(100, 2, output=20)
-    file = trace(
-        tmp_path / "trace.jsonl",
-        timestamp=(1e3 * arrivals(100, 2.0, 1)).tolist(),
-        input_length=prompts.tolist(),
-        output_length=outputs.tolist(),
-    )
-    other = OtherTraffic(trace=file).of(twin)
+    other = OtherTraffic(trace=trace(tmp_path, arrivals(100, 2.0, 1), prompts, outputs)).of(twin)
     for times in (1, 2):
         prediction = predict(other, Scenario(label="", rate_per_s=times * other.rate_per_s))
         assert isinstance(prediction, Prediction)
@@ -141,12 +134,7 @@ def test_a_trace_at_twice_its_rate_takes_half_its_time(twin: Twin, tmp_path: Pat
 
 
 def test_a_trace_has_no_more_requests_at_a_higher_rate(twin: Twin, tmp_path: Path) -> None:
-    file = trace(
-        tmp_path / "trace.jsonl",
-        timestamp=[1000.0 * at for at in range(30)],
-        input_length=[100] * 30,
-        output_length=[10] * 30,
-    )
+    file = trace(tmp_path, np.arange(30.0), np.full(30, 100), np.full(30, 10))
     other = OtherTraffic(trace=file).of(twin)
     scenario = Scenario(label="", rate_per_s=2 * other.rate_per_s)
     assert isinstance(predict(other, scenario), Prediction)
@@ -154,13 +142,8 @@ def test_a_trace_has_no_more_requests_at_a_higher_rate(twin: Twin, tmp_path: Pat
 
 
 def test_equal_blocks_of_a_trace_are_cached(twin: Twin, tmp_path: Path) -> None:
-    file = trace(
-        tmp_path / "trace.jsonl",
-        timestamp=[1000.0 * at for at in range(30)],
-        input_length=[1500] * 30,
-        output_length=[10] * 30,
-        hash_ids=[[1, 2, 100 + at] for at in range(30)],
-    )
+    hash_ids = [[1, 2, 100 + at] for at in range(30)]
+    file = trace(tmp_path, np.arange(30.0), np.full(30, 1500), np.full(30, 10), hash_ids)
     assert [0, *[1024] * 29] == OtherTraffic(trace=file).of(cached(twin)).traffic.cached_tokens.tolist()
     assert [0] * 30 == OtherTraffic(trace=file).of(twin).traffic.cached_tokens.tolist()
 
