@@ -17,7 +17,7 @@ from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineRequests, fit
 from sidelight.twin.engine.play import BLOCKS, BUDGET, SEATS
 from sidelight.twin.engine.spans import MOST_SPANNED, spanned_requests
 from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
-from sidelight.twin.scenario import LONGEST, Twin, span_s
+from sidelight.twin.scenario import Twin, span_s
 
 #: Of the requests that were sent: others took steps that the fit cannot see.
 LEAST_WHOLE, MOST_OTHERS = 0.95, 1.05
@@ -60,7 +60,7 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int]) -> Twin | Missi
         duration_s=span_s(measured),
         arrival=_arrival(config, measured.submit_s),
         concurrency=config.get("concurrency") if config.get("rate") is None else None,
-        longest=(run.manifest.get("target") or {}).get("max_model_len") or LONGEST,
+        longest=(run.manifest.get("target") or {}).get("max_model_len"),
     )
 
 

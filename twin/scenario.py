@@ -15,15 +15,23 @@ from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
 from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
 from sidelight.twin.engine.fit import BUDGETS, LEAST_REQUESTS, EngineFit, EngineRequests
-from sidelight.twin.engine.play import BLOCKS, BUDGET, SEATS, SETTINGS, EngineLoad, Router, play, stretches
+from sidelight.twin.engine.play import (
+    BLOCKS,
+    BUDGET,
+    MOST_STEPS,
+    SEATS,
+    SETTINGS,
+    EngineLoad,
+    Router,
+    play,
+    stretches,
+)
 from sidelight.twin.engine.steps import AnsweredRequests
 
 _SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
 LEVEL = 0.9
-LONGEST = 1 << 31  # tokens, where the model's length is not known
 _REQUESTS, _MOST_PLAYS, _LEAST_PLAYS = 60_000, 24, 8  # played for a scenario, in all
 _MOST_EVENTS = 100_000  # of a play: some minute of a scenario
-_STEPS = 1024  # decodes that are one event at least
 _SHARE = 0.05  # of the time: a limit that binds for less does not bind
 _SAME = 0.2  # of the logarithm: predictions with few and with many seats that say the same
 _WAITED = 0.002  # of the time: a limit that is waited for less makes no difference
@@ -69,7 +77,7 @@ class Twin:
     duration_s   for how long requests are sent
     arrival      its process, None where gaps are drawn from its own
     concurrency  of a closed loop, else None
-    longest      tokens of a request that the model takes
+    longest      tokens of a request that the model takes, None where that is not known
     notes        what holds of the traffic
     """
 
@@ -81,7 +89,7 @@ class Twin:
     duration_s: float
     arrival: Arrival | None = None
     concurrency: int | None = None
-    longest: int = LONGEST
+    longest: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -175,15 +183,15 @@ def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
 def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int | None) -> Prediction | Missing:
     rate = scenario.rate_per_s or twin.rate_per_s
     about = len(twin.requests) if _is_closed(twin, scenario) else round(rate * twin.duration_s)
-    if _is_replay(twin, scenario):
-        about = min(about, len(twin.traffic))
+    if (process := _process(twin, scenario)) is not None and process.trace_ns is not None:
+        about = min(about, len(process.trace_ns))
     if about < LEAST_REQUESTS * scenario.replicas:
         return Missing(
             f"{about} requests are sent in {twin.duration_s:.0f} s, and each replica needs {LEAST_REQUESTS}: give a "
             "higher rate, or a longer run"
         )
     tokens, outputs = twin.traffic.prompt_tokens.mean(), twin.traffic.output_tokens.mean()
-    if about * (1 + tokens / engine.max_num_batched_tokens + outputs / _STEPS) > _MOST_EVENTS:
+    if about * (1 + tokens / engine.max_num_batched_tokens + outputs / MOST_STEPS) > _MOST_EVENTS:
         return Missing(
             f"{about:,} requests, of {tokens:,.0f} and {outputs:,.0f} tokens in the mean, are more than can be played: "
             "give a lower rate, a shorter trace, or shorter lengths"
@@ -237,10 +245,10 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
     random = np.random.default_rng([seed, len(twin.requests)])
     population = random.integers(0, len(twin.traffic), len(twin.traffic))
     engine = replace(engine, speed=twin.fitted.draws[seed % len(twin.fitted.draws)])
-    process = scenario.arrival or twin.arrival
+    process = _process(twin, scenario)
+    is_replay = process is not None and process.kind == "replay"
     arrival_s = None if _is_closed(twin, scenario) else _arrivals(twin, scenario.rate_per_s, process, seed, random)
     count = len(twin.requests) if arrival_s is None else len(arrival_s)
-    is_replay = _is_replay(twin, scenario)
     drawn = np.arange(count) if is_replay else population[random.integers(0, len(population), count)]
     frontend_s = random.choice(twin.fitted.frontend_s, count)
     load = EngineLoad(
@@ -290,9 +298,9 @@ def _engine(twin: Twin, scenario: Scenario, seats: int, budget: int) -> EngineSe
     return engine
 
 
-def _is_replay(twin: Twin, scenario: Scenario) -> bool:
-    process = scenario.arrival or twin.arrival
-    return process is not None and process.kind == "replay" and not _is_closed(twin, scenario)
+def _process(twin: Twin, scenario: Scenario) -> Arrival | None:
+    """Return the process of arrivals; None of a closed loop, and where gaps are drawn from those that were."""
+    return None if _is_closed(twin, scenario) else scenario.arrival or twin.arrival
 
 
 def _arrivals(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sidelight.loadgen.plan.arrivals import Arrival
-from sidelight.loadgen.plan.fitting import TEMPLATE_TOKENS
+from sidelight.loadgen.plan.fitting import clip
 from sidelight.loadgen.plan.traces import ArrivalTrace, read_trace
 from sidelight.loadgen.plan.workloads import catalogue as workloads
 from sidelight.loadgen.plan.workloads.custom import parse_lengths
@@ -131,9 +131,8 @@ def _of_trace(twin: Twin, trace: ArrivalTrace, given: str) -> Twin:
 def _clipped(twin: Twin) -> Twin:
     """Return a twin with requests as long as its model takes, clipped as by `run`."""
     traffic = twin.traffic
-    room = twin.longest - TEMPLATE_TOKENS
-    prompts = np.clip(traffic.prompt_tokens, 1, np.maximum(1, room - traffic.output_tokens))
-    outputs = np.clip(traffic.output_tokens, 1, np.maximum(1, room - prompts))
+    lengths = zip(traffic.prompt_tokens.tolist(), traffic.output_tokens.tolist(), strict=True)
+    prompts, outputs = np.array([clip(*each, twin.longest) for each in lengths]).T
     clipped = int(np.sum(prompts + outputs < traffic.prompt_tokens + traffic.output_tokens))
     if not clipped:
         return twin

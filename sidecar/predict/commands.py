@@ -114,13 +114,13 @@ def predict(  # noqa: PLR0913  an argument is an option
     sidelight predict runs/today --trace monday.jsonl --rate x1 --replicas 2,3 --router least-requests
     """
     del verbose  # which is read before
-    objectives = _objectives(slo, trace, price, comes_otherwise=bool(concurrency or arrival))
+    objectives = _objectives(slo, price)
+    _refuse_other_times(trace, concurrency, arrival)
     run = open_run(run_directory)
     other = OtherTraffic(workload=workload, trace=trace, input_tokens=input_tokens, output_tokens=output_tokens)
     twin = other.of(_twin(run, settings_of("--known", known)))
-    changes = [settings_of("--set", each) for each in settings]
     base = Scenario(label="", router=router, arrival=Arrival(kind=arrival, rate_per_s=1.0) if arrival else None)
-    loads = list(_loads(rate, concurrency, replicas, base, changes, twin.rate_per_s))
+    loads = list(_loads(rate, concurrency, replicas, base, settings, twin.rate_per_s))
     there = loads[-1].settings, loads[-1].replicas  # of the server to be loaded
 
     def measure(prediction: Prediction) -> MeasuredLoad | UnsetType:
@@ -143,15 +143,18 @@ def predict(  # noqa: PLR0913  an argument is an option
     return 0
 
 
-def _objectives(slo: str | None, trace: Path | None, price: float | None, *, comes_otherwise: bool) -> Slo | None:
-    """Return the objectives; raises ConfigurationError for what cannot be asked."""
-    if price is not None and not 0 <= price < math.inf:
-        raise ConfigurationError("option.value", f"--price {price:g}: must be a number of 0 or more")
-    if trace is not None and comes_otherwise:
+def _refuse_other_times(trace: Path | None, concurrency: str, arrival: str | None) -> None:
+    if trace is not None and (concurrency or arrival):
         raise ConfigurationError(
             "option.contradictory",
             f"--trace {trace}: comes at its own times; give --rate, without --concurrency and --arrival",
         )
+
+
+def _objectives(slo: str | None, price: float | None) -> Slo | None:
+    """Return the objectives; raises ConfigurationError for them or a price that cannot be."""
+    if price is not None and not 0 <= price < math.inf:
+        raise ConfigurationError("option.value", f"--price {price:g}: must be a number of 0 or more")
     try:
         return parse_typed_slo(slo) if slo else None
     except ValueError as error:
@@ -178,9 +181,10 @@ def _finished(run: Run) -> float:
 
 
 def _loads(
-    rate: str, concurrency: str, replicas: str, base: Scenario, settings: Sequence[Mapping[str, int]], of_run: float
+    rate: str, concurrency: str, replicas: str, base: Scenario, settings: Sequence[str], of_run: float
 ) -> Iterator[Scenario]:
     """Yield all scenarios: each load on each number of replicas, as the engine was and under each setting."""
+    changes = [settings_of("--set", each) for each in settings]
     counts = _counts("--concurrency", concurrency)
     loads = [replace(base, label=f"{count} in flight", concurrency=count) for count in counts]
     for text in (rate or ("" if loads else DEFAULT_RATES)).split(","):
@@ -189,7 +193,7 @@ def _loads(
             loads.append(replace(base, label=f"{figure(per_s)}/s", rate_per_s=per_s))
     for load in loads:
         for count in _counts("--replicas", replicas):
-            for changed in ({}, *settings):
+            for changed in ({}, *changes):
                 also = [f"{count} replicas"] if count > 1 else []
                 label = ", ".join([load.label, *also, *(f"{name}={value}" for name, value in changed.items())])
                 yield replace(load, label=label, replicas=count, settings=changed)

@@ -124,9 +124,9 @@ def _highest(highest: HighestRate, predicted: Predicted) -> str:
     if highest.estimate is None:
         return f"No rate meets {predicted.slo}."
     surely = "at no rate surely" if highest.low is None else f"surely up to {figure(highest.low)}"
-    perhaps = f", and surely not beyond {figure(highest.high or 0.0)}"
-    if highest.high is None:
-        perhaps = "; beyond, there is no prediction"
+    perhaps = "; beyond, there is no prediction"
+    if highest.high is not None:
+        perhaps = f", and surely not beyond {figure(highest.high)}"
     of = " by the engine as it was" if any(load.settings for load in predicted.loads) else ""
     line = f"Highest rate that meets {predicted.slo}{of}: {figure(highest.estimate)} requests/s ({surely}{perhaps})."
     if highest.replicas is UNSET:

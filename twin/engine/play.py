@@ -25,8 +25,8 @@ Router = Literal["round-robin", "least-requests"]
 #: Limits that requests wait for, by vLLM's names: seats, the budget of a step, and blocks.
 SETTINGS = SEATS, BUDGET, BLOCKS = "max-num-seqs", "max-num-batched-tokens", "kv-blocks"
 _DRAWN = 4096  # jitters at a time
-_MOST_STEPS = 1024  # at once
-_STEPS = np.arange(_MOST_STEPS)
+MOST_STEPS = 1024  # at once
+_STEPS = np.arange(MOST_STEPS)
 _STRETCH = 32  # steps whose factors stay together
 
 
@@ -213,7 +213,7 @@ class _Player:
         speed, n = self.engine.speed, len(self.decodes)
         while self.ends[0][1] not in self.decodes or self.decodes[self.ends[0][1]][0] != self.ends[0][0]:
             heappop(self.ends)
-        steps = min(self.ends[0][0] - self.step, _MOST_STEPS)
+        steps = min(self.ends[0][0] - self.step, MOST_STEPS)
         while steps > 1 and not self._roomy(steps):
             steps //= 2
         by_size = self.by_size[n]
