@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.engines.binding import CanonicalSource, PageNames, is_copy
@@ -82,7 +83,8 @@ def canonical(series: tuple[Series, ...], engine: str) -> Mapping[str, Canonical
     page = PageNames(series, known, is_copy)
     sources = {name: _source(known.quantities[name], page) for name in QUANTITIES}
     features = {name: page.source(known.quantities[name]) for name in FEATURES}
-    return sources | {name: source for name, source in features.items() if source is not None}
+    shown = {name: source for name, source in features.items() if source is not None}
+    return MappingProxyType(sources | shown)  # callers share it
 
 
 def leading_engine(
