@@ -23,7 +23,7 @@ from played_runs import NETWORK_S, arrivals, engine, lengths
 from played_twins import ended, longer
 
 from sidelight.loadgen.requests.slo.objectives import parse_slo
-from sidelight.rundir.columns import Floats, concat, take
+from sidelight.rundir.columns import Floats, concat, same_text, take
 from sidelight.twin.check import PLACES, latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
 from sidelight.twin.engine.spans import SpannedRequests
@@ -81,6 +81,7 @@ def traffic(stage: Stage, begin_s: float, end_s: float, rate_per_s: float, seed:
         output_tokens=load.output_tokens,
         first_s=begin_s + times.first_s + NETWORK_S,
         last_s=begin_s + times.last_s + NETWORK_S,
+        served_by=same_text("", len(at_s)),
     )
 
 

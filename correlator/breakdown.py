@@ -75,7 +75,7 @@ class Parts(InnerTimes):
                             nothing exact
     quality                 exact of a joined request, or by_time where it was joined by time alone; else that of its
                             estimate, one of `estimate.table.QUALITIES`
-    engine_span_id          hex, "" for none
+    engine_span_id          hex, "" for none; engine: the process that it is of, of two the first, as in `Joined.clock`
     arrival_ns, engine_first_token_ns  int64 ns Unix by our clock, -1 where unknown
     """
 
@@ -106,6 +106,7 @@ class Parts(InnerTimes):
     reason: Texts
     quality: Texts
     engine_span_id: Texts
+    engine: Texts
     gateways: Texts
     arrival_ns: Ints
     engine_first_token_ns: Ints
@@ -218,6 +219,7 @@ def break_down(
         reason=_reasons(exact, known, joined, attribution),
         quality=texts_of(np.select([joined.by_time, exact], [BY_TIME, "exact"], attribution.quality)),
         engine_span_id=joined.span_id,
+        engine=joined.clock,
         arrival_ns=no_stamps_ns,
         engine_first_token_ns=no_stamps_ns,
     )

@@ -86,15 +86,17 @@ def run(settings: EngineSettings, *, count: int, rate_per_s: float, seed: int = 
     return streamed(simulated(settings, prompts, outputs, at_s=arrivals(count, rate_per_s, seed)))
 
 
-def write(path: Path, exchanges: Sequence[VirtualExchange], config: dict[str, object]) -> None:
-    """Write the directory of a run with the writers that a run uses."""
+def write(
+    path: Path, exchanges: Sequence[VirtualExchange], config: dict[str, object], *, hosts: Sequence[str] = ("h",)
+) -> None:
+    """Write the directory of a run with the writers that a run uses; requests went to the hosts in turn."""
     create(path)
     write_json(path / "manifest.json", {"run_id": "20260101-000000-abcdef", "status": "complete", "config": config})
     first_ns, last_ns = exchanges[0].submit_ns, max(each.end_ns for each in exchanges)
     with FrameLog(path / "raw/plan-measure.log") as plan, FrameLog(path / "raw/requests-0.log") as requests:
         for index, each in enumerate(exchanges):
             append_record(plan, _planned(index, each, first_ns))
-            append_record(requests, _part(index, each))
+            append_record(requests, _part(index, each, hosts[index % len(hosts)]))
         append_record(plan, plan_end("measure"))
     with FrameLog(path / "raw/events.log") as events:
         for name, at_ns in ((PHASE_START, first_ns), (PHASE_END, last_ns)):
@@ -114,7 +116,7 @@ def _planned(index: int, exchange: VirtualExchange, start_ns: int) -> PlannedReq
     )
 
 
-def _part(index: int, exchange: VirtualExchange) -> RequestPart:
+def _part(index: int, exchange: VirtualExchange, host: str) -> RequestPart:
     tokens = len(exchange.token_ns)
     replies = [{"choices": [{"index": 0, "delta": {"content": f" w{number}"}}]} for number in range(tokens)]
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
@@ -128,7 +130,7 @@ def _part(index: int, exchange: VirtualExchange) -> RequestPart:
         seq=0,
         last=True,
         worker=0,
-        url="http://h/v1/chat/completions",
+        url=f"http://{host}/v1/chat/completions",
         scheduled_ns=exchange.submit_ns,
         dispatch_ns=exchange.submit_ns,
         connected_ns=exchange.submit_ns,

@@ -67,6 +67,7 @@ def slowing(
         output_tokens=outputs,
         first_s=first_s,
         last_s=last_s,
+        served_by=same_text("", len(at_s)),
     )
 
 
@@ -84,7 +85,7 @@ def ended(requests: SpannedRequests) -> EndedRequests:
         output_tokens=requests.output_tokens,
     )
     unknown = nothing(count, "")
-    parts = break_down(log, unjoined(count), unknown)
+    parts = replace(break_down(log, unjoined(count), unknown), engine=requests.served_by)
     return EndedRequests(requests=log, attribution=unknown, parts=parts, whole=parts, reason=same_text("", count))
 
 
@@ -107,6 +108,7 @@ def spanned(requests: StreamedRequests) -> SpannedRequests:
         output_tokens=requests.output_tokens,
         first_s=requests.first_s,
         last_s=requests.last_s,
+        served_by=same_text("", len(requests)),
     )
 
 

@@ -16,7 +16,7 @@ from sidelight.rundir.printable.numbers import figure, spoken
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import PLACES
 from sidelight.twin.engine.spans import SpannedRequests, from_origin, spanned_requests
-from sidelight.twin.model import LEAST_WHOLE, tested_twin
+from sidelight.twin.model import LEAST_WHOLE, OF_PAGES, twin_of_engines
 from sidelight.twin.scenario import Scenario, Twin, predict
 
 EVERY_S, MOST_SHARE = 60.0, 0.025  # of a core
@@ -57,7 +57,7 @@ class RecentTraffic:
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
         requests, logged, count = ended.requests, len(ended.requests), len(ended)
-        batch = _SpannedBatch(now_ns, spanned_requests(requests, ended.parts.decode_s, origin_ns=0), logged, count)
+        batch = _SpannedBatch(now_ns, spanned_requests(requests, ended.parts, origin_ns=0), logged, count)
         if self._batches and now_ns - self._batches[-1].at_ns < _BATCH_S * 1e9:
             at_ns, earlier, before, counted = self._batches.pop()
             batch = _SpannedBatch(at_ns, concat([earlier, batch.requests]), before + logged, counted + count)
@@ -120,8 +120,6 @@ class TrafficSample:
 
     def twin(self, known: Mapping[str, int]) -> Twin | Missing:
         """Return the twin of the engine, or the reason against one."""
-        if self.engines > 1:
-            return Missing(f"{self.engines} engines are scraped, and a prediction is of one")
         if self.finished > _MOST_OTHERS * self.lately + _EDGE:
             return Missing(
                 f"in the last minute the engine finished {self.finished:.0f} requests, and spans speak of {self.lately}"
@@ -129,12 +127,19 @@ class TrafficSample:
         if not self.requests:
             return Missing("no request has ended")
         requests = from_origin(self.requests, float(self.requests.submit_s[0]))
+        names = sorted({*requests.served_by.tolist()} - {""}) if self.engines > 1 else []
+        if 1 < self.engines != len(names):
+            return Missing(OF_PAGES.format(pages=self.engines, engines=len(names) or 1))
+        if names:
+            requests = take(requests, requests.served_by != "")
         if len(requests) < LEAST_WHOLE * self.count:
             return Missing(
                 f"of the last {self.count} requests {len(requests)} succeeded and have a known first token, prompt and "
                 "output, and all others took steps that are not seen"
             )
-        return tested_twin(requests, known)
+        return twin_of_engines(
+            {name: take(requests, requests.served_by == name) for name in names} or {"": requests}, known
+        )
 
 
 @dataclass(slots=True)

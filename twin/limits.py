@@ -79,7 +79,7 @@ def highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario
         estimate=by(lambda each: each.median),
         low=surely_per_s,
         high=None if perhaps_per_s and isinstance(at(perhaps_per_s * _CLOSE), Missing) else perhaps_per_s,
-        replicas=UNSET if surely_per_s is None else fewest_replicas(twin, objectives, scenario, surely_per_s),
+        replicas=fewest_replicas(twin, objectives, scenario, surely_per_s),
     )
 
 
@@ -103,9 +103,11 @@ def _highest(holds: Callable[[float], bool], around: float) -> float | None:
 
 
 def fewest_replicas(
-    twin: Twin, objectives: Sequence[Objective], scenario: Scenario, surely_per_s: float
+    twin: Twin, objectives: Sequence[Objective], scenario: Scenario, surely_per_s: float | None
 ) -> int | UnsetType:
     """Return the fewest replicas that surely meet objectives at a scenario's rate; one does up to `surely_per_s`."""
+    if surely_per_s is None or twin.beside:
+        return UNSET
     rate = scenario.rate_per_s or twin.rate_per_s
     for replicas in range(max(1, int(rate / surely_per_s)), _MOST_REPLICAS):
         prediction = predict(

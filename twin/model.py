@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from sidelight.correlator.exact.join import join
 from sidelight.correlator.opening import WatchRun
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.recorded.run import Run
-from sidelight.rundir.columns import Floats, take
+from sidelight.rundir.columns import Floats, Ints, same_text, take
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import engine_of, misfit, refusal
 from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineRequests, fit
 from sidelight.twin.engine.play import BLOCKS, BUDGET, SEATS
-from sidelight.twin.engine.spans import MOST_SPANNED, spanned_requests
+from sidelight.twin.engine.spans import MOST_SPANNED, from_origin, spanned_requests
 from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
 from sidelight.twin.scenario import Twin, span_s
 
@@ -33,38 +34,60 @@ OF_RUN = (
     "a run of a minute or more at an open rate (run --rate 4 --duration 60s) against one engine that does nothing "
     "else, on a machine of its own"
 )
+OF_PAGES = (
+    "pages of {pages} engines were scraped, and requests are known to be of {engines}: send to the engines themselves "
+    "(--url, several with commas), or let each send its spans; or give one page, and ask for several with --replicas"
+)
 _PROCESSES = ("poisson", "uniform", "gamma", "burst")
 
 
-def twin_of(run: Run, finished: float, known: Mapping[str, int]) -> Twin | Missing:
+def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int = 1) -> Twin | Missing:
     """Return the twin of a run, or the reason against predictions.
 
-    `finished` are the requests that engines' pages counted in the measured window, 0 where none does; `known` are
-    settings of the engine.
+    `finished` are the requests that engines' pages counted in the measured window, 0 where none does; `pages` is how
+    many engines have one. `known` are settings of the engine.
     """
-    requests = _requests(run)
-    if reason := _unfit(run, requests, finished):
+    rows = _rows_by_engine(run, pages)
+    requests = {name: _requests(run, each) for name, each in rows.items()}
+    if 1 < pages != len(rows):
+        return Missing(OF_PAGES.format(pages=pages, engines=len(rows)))
+    if reason := _unfit(run, sum(map(len, requests.values())), finished):
         return Missing(reason)
-    twin = tested_twin(_requests(run, most=MOST_SPANNED), known)
+    twin = twin_of_engines({name: _latest(each) for name, each in requests.items()}, known)
     if isinstance(twin, Missing):
         return Missing(f"{twin.reason}. What helps: {OF_WATCH if isinstance(run, WatchRun) else OF_RUN}")
-    config, measured = run.manifest["config"], twin.requests
-    if isinstance(measured, StreamedRequests):
-        measured = streamed_requests(take(run.requests, run.requests.phase == "measure"))
-    if len(measured) < LEAST_REQUESTS:
-        return Missing(f"{len(measured)} requests were measured, and a prediction needs {LEAST_REQUESTS}")
-    return replace(
-        twin,
-        requests=measured,
-        traffic=measured,
-        duration_s=span_s(measured),
-        arrival=_arrival(config, measured.submit_s),
-        concurrency=config.get("concurrency") if config.get("rate") is None else None,
-        longest=(run.manifest.get("target") or {}).get("max_model_len"),
+    measured = [_measured(run, rows[each.name], each) for each in twin.engines]
+    if (few := min(map(len, measured))) < LEAST_REQUESTS:
+        return Missing(f"{few} requests were measured, and a prediction needs {LEAST_REQUESTS}")
+    config = run.manifest["config"]
+    first, *beside = (
+        replace(
+            each,
+            requests=of_engine,
+            traffic=of_engine,
+            duration_s=max(map(span_s, measured)),
+            arrival=None if twin.beside else _arrival(config, of_engine.submit_s),
+            concurrency=config.get("concurrency") if config.get("rate") is None else None,
+            longest=(run.manifest.get("target") or {}).get("max_model_len"),
+        )
+        for each, of_engine in zip(twin.engines, measured, strict=True)
     )
+    return replace(first, beside=tuple(beside))
 
 
-def tested_twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missing:
+def twin_of_engines(requests: Mapping[str, EngineRequests], known: Mapping[str, int]) -> Twin | Missing:
+    """Return the twin of engines by the requests of each, or the reason against predictions."""
+    twins: list[Twin] = []
+    for name, of_engine in requests.items():
+        twin = _tested(of_engine, known)
+        if isinstance(twin, Missing):
+            return Missing(f"{name}: {twin.reason}") if len(requests) > 1 else twin
+        twins.append(replace(twin, name=name))
+    first, *beside = sorted(twins, key=lambda each: -len(each.requests))
+    return replace(first, beside=tuple(beside))
+
+
+def _tested(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missing:
     """Return the twin of requests as they came, or the reason against predictions.
 
     `known` settings of the engine are taken as they are.
@@ -100,27 +123,53 @@ def _fewer_seats(requests: EngineRequests, stated: int) -> str:
     return f"requests waited while {shown.seats} ran, and max-num-seqs={stated} is stated: state the engine's"
 
 
-def _requests(run: Run, most: int | None = None) -> EngineRequests:
-    """Return the requests of a run by their tokens; those of a watch by their spans, and the last of them."""
+def _rows_by_engine(run: Run, pages: int) -> dict[str, Ints]:
+    """Return the rows of requests by the engine that served them; those of the only one under ""."""
+    log = run.requests
+    served_by = same_text("", len(log)) if isinstance(run, WatchRun) else log.endpoint_url
+    if pages > 1 and isinstance(run, WatchRun):
+        served_by = run.watched.parts.engine
+    elif pages > 1 and len({*served_by.tolist()}) < 2:
+        served_by = join(log, run.spans).clock
+    names = sorted({*served_by.tolist()} - {""})
+    if len(names) < 2:
+        return {"": np.arange(len(log))}
+    return {name: np.flatnonzero(served_by == name) for name in names}
+
+
+def _requests(run: Run, rows: Ints) -> EngineRequests:
+    """Return requests of a run by their tokens; those of a watch by their spans."""
     if isinstance(run, WatchRun):
-        return spanned_requests(run.requests, run.watched.parts.decode_s, most=most)
-    return streamed_requests(run.requests)
+        return spanned_requests(take(run.requests, rows), take(run.watched.parts, rows))
+    return streamed_requests(take(run.requests, rows))
 
 
-def _unfit(run: Run, requests: EngineRequests, finished: float) -> str:
-    """Return the reason against a fit to a run's requests, or "" without one."""
+def _latest(requests: EngineRequests) -> EngineRequests:
+    if isinstance(requests, StreamedRequests) or len(requests) <= MOST_SPANNED:
+        return requests
+    last = take(requests, np.arange(len(requests) - MOST_SPANNED, len(requests)))
+    return from_origin(last, float(last.submit_s[0]))
+
+
+def _measured(run: Run, rows: Ints, twin: Twin) -> EngineRequests:
+    """Return the requests of an engine without those of warm-up."""
+    counted = rows[run.requests.phase[rows] == "measure"]
+    is_all = isinstance(run, WatchRun) or len(counted) == len(rows)
+    return twin.requests if is_all else streamed_requests(take(run.requests, counted))
+
+
+def _unfit(run: Run, whole: int, finished: float) -> str:
+    """Return the reason against a fit to a run's requests, or "" without one; `whole` is their known number."""
     log = run.requests
     sent = int(np.sum(log.submit_ns >= 0))
     is_watch = isinstance(run, WatchRun)
     if not sent:
         return NO_CLIENTS if is_watch else "nothing was sent in it: give a run with a load"
-    if len(requests) < LEAST_WHOLE * sent:
+    if whole < LEAST_WHOLE * sent:
         return (
-            f"of {sent} requests {len(requests)} succeeded with a prompt, an output and token times that are known, "
+            f"of {sent} requests {whole} succeeded with a prompt, an output and token times that are known, "
             f"and all others took steps that are not seen: {FIRST_TOKENS if is_watch else STREAMED}"
         )
-    if len({*log.endpoint_url.tolist()}) > 1:
-        return "it sent to several engines: run against one, and ask for several with --replicas"
     if (log.turn > 0).any():
         return (
             "its requests are turns of sessions, each of which waits for the reply before: `sidelight capture` makes a "

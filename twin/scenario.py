@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import Floats
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
-from sidelight.twin.check import Misfit, latencies_ms, quantiles_of
+from sidelight.twin.check import Misfit, latencies_ms, observed_ms, quantiles_of
 from sidelight.twin.engine.fit import BUDGETS, LEAST_REQUESTS, EngineFit, EngineRequests
 from sidelight.twin.engine.play import (
     BLOCKS,
@@ -79,6 +80,8 @@ class Twin:
     concurrency  of a closed loop, else None
     longest      tokens of a request that the model takes, None where that is not known
     notes        what holds of the traffic
+    name         the engine's, "" of the only one
+    beside       twins of the other engines that shared the run's requests, each with those that it served
     """
 
     requests: EngineRequests
@@ -91,10 +94,22 @@ class Twin:
     concurrency: int | None = None
     longest: int | None = None
     notes: tuple[str, ...] = ()
+    name: str = ""
+    beside: tuple[Twin, ...] = ()
+
+    @property
+    def engines(self) -> tuple[Twin, ...]:
+        return self, *self.beside
 
     @property
     def rate_per_s(self) -> float:
-        return len(self.traffic) / span_s(self.traffic)
+        """Return the rate of all engines."""
+        return sum(len(each.traffic) / span_s(each.traffic) for each in self.engines)
+
+    @property
+    def observed_ms(self) -> Floats:
+        """Return the latencies of the measured requests of all engines [3, n]."""
+        return np.concatenate([observed_ms(each.requests) for each in self.engines], axis=1)
 
 
 def span_s(requests: AnsweredRequests) -> float:
@@ -129,11 +144,20 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
 
     Each play draws the fit's parameters, the population of requests, those that are sent, and their arrivals. Where the
     engine's seats or its budget did not show, it is played with all that they can be, as far as it matters: what all
-    say is predicted, and what they differ in is refused.
+    say is predicted, and what they differ in is refused. Of several engines each has its share of the load.
     """
+    if twin.beside and scenario.replicas > 1:
+        return Missing(f"the run had {len(twin.engines)} engines, and replicas are of one")
+    shares = _shares(twin, scenario)
+    limits = [list(_engines(*share)) for share in shares]
     shown: list[Prediction] = []
-    for engine in _engines(twin, scenario):
-        prediction = engine if isinstance(engine, Missing) else _predict(twin, scenario, engine, plays)
+    for at in range(max(map(len, limits))):
+        engines = [each[min(at, len(each) - 1)] for each in limits]
+        served = [
+            engine if isinstance(engine, Missing) else _Share(*share, engine)
+            for share, engine in zip(shares, engines, strict=True)
+        ]
+        prediction = _predict(scenario, served, plays)
         if isinstance(prediction, Missing):
             return prediction
         shown.append(prediction)
@@ -148,6 +172,28 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
         low=np.min([each.low for each in shown], axis=0),
         high=np.max([each.high for each in shown], axis=0),
     )
+
+
+class _Share(NamedTuple):
+    """Share of a load on an engine."""
+
+    twin: Twin
+    load: Scenario
+    engine: EngineSettings
+
+
+def _shares(twin: Twin, scenario: Scenario) -> list[tuple[Twin, Scenario]]:
+    """Return each engine with its share of a load: of the rate as in the run, of those in flight by Little's law."""
+    if not twin.beside:
+        return [(twin, scenario)]
+    alone = [replace(each, beside=()) for each in twin.engines]
+    if _is_closed(twin, scenario):
+        held = [float(observed_ms(each.requests)[2].sum()) for each in alone]
+        count = scenario.concurrency or twin.concurrency or 1
+        counts = [max(1, round(count * each / sum(held))) for each in held]
+        return [(each, replace(scenario, concurrency=part)) for each, part in zip(alone, counts, strict=True)]
+    times = (scenario.rate_per_s or twin.rate_per_s) / twin.rate_per_s
+    return [(each, replace(scenario, rate_per_s=times * each.rate_per_s)) for each in alone]
 
 
 def _engines(twin: Twin, scenario: Scenario) -> Iterator[EngineSettings | Missing]:
@@ -168,7 +214,8 @@ def _engines(twin: Twin, scenario: Scenario) -> Iterator[EngineSettings | Missin
 
 def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
     """Return the reason that a limit which did not show matters."""
-    fitted, most = twin.fitted, many.most_running
+    fitted = next((each.fitted for each in twin.engines if each.fitted.seats is None), twin.fitted)
+    most = many.most_running
     if fitted.seats is None and SEATS not in scenario.settings and most > fitted.most_sequences:
         return Missing(
             f"up to {most} sequences would run at a time, the run had at most {fitted.most_sequences}, and where the "
@@ -180,51 +227,80 @@ def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
     )
 
 
-def _predict(twin: Twin, scenario: Scenario, engine: EngineSettings, plays: int | None) -> Prediction | Missing:
-    rate = scenario.rate_per_s or twin.rate_per_s
-    about = len(twin.requests) if _is_closed(twin, scenario) else round(rate * twin.duration_s)
-    if (process := _process(twin, scenario)) is not None and process.trace_ns is not None:
-        about = min(about, len(process.trace_ns))
-    if about < LEAST_REQUESTS * scenario.replicas:
-        return Missing(
-            f"{about} requests are sent in {twin.duration_s:.0f} s, and each replica needs {LEAST_REQUESTS}: give a "
-            "higher rate, or a longer run"
-        )
-    tokens, outputs = twin.traffic.prompt_tokens.mean(), twin.traffic.output_tokens.mean()
-    if about * (1 + tokens / engine.max_num_batched_tokens + outputs / MOST_STEPS) > _MOST_EVENTS:
-        return Missing(
-            f"{about:,} requests, of {tokens:,.0f} and {outputs:,.0f} tokens in the mean, are more than can be played: "
-            "give a lower rate, a shorter trace, or shorter lengths"
-        )
+def _predict(scenario: Scenario, possible: Sequence[_Share | Missing], plays: int | None) -> Prediction | Missing:
+    for each in possible:
+        if isinstance(each, Missing):
+            return each
+        if reason := _too_few_or_many(*each):
+            return Missing(reason)
+    shares = [each for each in possible if isinstance(each, _Share)]
+    about = sum(_about(each.twin, each.load) for each in shares)
     plays = plays or int(np.clip(_REQUESTS // about, _LEAST_PLAYS, _MOST_PLAYS))
-    played = [_played(twin, scenario, engine, seed) for seed in range(plays)]
-    logs = np.log(np.array([each.quantiles for each in played]))
-    spread = np.hypot(logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / plays), _misfit(twin.missed))
+    played = [
+        [_played(*share, seed=len(shares) * number + at) for at, share in enumerate(shares)] for number in range(plays)
+    ]
+    logs = np.log(np.array([_quantiles(each) for each in played]))
+    missed = np.mean([_misfit(each.twin.missed) for each in shares], axis=0)
+    spread = np.hypot(logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / plays), missed)
     from scipy.special import stdtrit  # noqa: PLC0415  as in `correlator.load.steady`
 
     wide = stdtrit(plays - 1, (1 + LEVEL) / 2) * spread
     middle = np.median(logs, axis=0)
-    shares = {name: float(np.mean([each.shares[name] for each in played])) for name in SETTINGS}
-    binding = max(shares, key=lambda name: shares[name])
-    most, seen = max(each.most_running for each in played), twin.fitted.most_sequences
-    if twin.fitted.by_size is not None and most > seen:
-        return Missing(
-            f"steps depend on the size of the batch otherwise than by a line, and {most} sequences would run where the "
-            f"run had at most {seen}"
-        )
+    waited = {name: float(np.mean([each.waited[name] for play in played for each in play])) for name in SETTINGS}
+    binding = max(waited, key=lambda name: waited[name])
+    most = [max(each.most_running for each in of_engine) for of_engine in zip(*played, strict=True)]
+    notes: dict[str, None] = {}
+    for share, running in zip(shares, most, strict=True):
+        fitted = share.twin.fitted
+        if fitted.by_size is not None and running > fitted.most_sequences:
+            return Missing(
+                f"steps depend on the size of the batch otherwise than by a line, and {running} sequences would run "
+                f"where the run had at most {fitted.most_sequences}"
+            )
+        notes |= dict.fromkeys((*share.twin.notes, *_notes(share.twin, share.load, running)))
     return Prediction(
         scenario=scenario,
         median=np.exp(middle),
         low=np.exp(middle - wide),
         high=np.exp(middle + wide),
-        requests_per_s=float(np.median([each.requests_per_s for each in played])),
-        output_tokens_per_s=float(np.median([each.output_tokens_per_s for each in played])),
-        busy=float(np.mean([each.busy for each in played])),
-        binds=binding if shares[binding] > _SHARE else "",
-        most_running=most,
-        waited=max(shares[SEATS], shares[BUDGET]) > _WAITED,
-        notes=(*twin.notes, *_notes(twin, scenario, most)),
+        requests_per_s=float(np.median([sum(each.requests_per_s for each in play) for play in played])),
+        output_tokens_per_s=float(np.median([sum(each.output_tokens_per_s for each in play) for play in played])),
+        busy=float(np.mean([each.busy for play in played for each in play])),
+        binds=binding if waited[binding] > _SHARE else "",
+        most_running=max(most),
+        waited=max(waited[SEATS], waited[BUDGET]) > _WAITED,
+        notes=tuple(notes),
     )
+
+
+def _about(twin: Twin, scenario: Scenario) -> int:
+    """Return about how many requests a play sends to an engine and its replicas."""
+    process = _process(twin, scenario)
+    about = len(twin.requests)
+    if not _is_closed(twin, scenario):
+        about = round((scenario.rate_per_s or twin.rate_per_s) * twin.duration_s)
+    return about if process is None or process.trace_ns is None else min(about, len(process.trace_ns))
+
+
+def _too_few_or_many(twin: Twin, scenario: Scenario, engine: EngineSettings) -> str:
+    """Return the reason against so few or many requests, or "" without one."""
+    about = _about(twin, scenario)
+    if about < LEAST_REQUESTS * scenario.replicas:
+        return (
+            f"{about} requests are sent in {twin.duration_s:.0f} s, and each replica needs {LEAST_REQUESTS}: give a "
+            "higher rate, or a longer run"
+        )
+    tokens, outputs = twin.traffic.prompt_tokens.mean(), twin.traffic.output_tokens.mean()
+    if about * (1 + tokens / engine.max_num_batched_tokens + outputs / MOST_STEPS) > _MOST_EVENTS:
+        return (
+            f"{about:,} requests, of {tokens:,.0f} and {outputs:,.0f} tokens in the mean, are more than can be played: "
+            "give a lower rate, a shorter trace, or shorter lengths"
+        )
+    return ""
+
+
+def _quantiles(of_engines: Sequence[_Play]) -> Floats:
+    return np.maximum(quantiles_of(np.concatenate([each.latencies_ms for each in of_engines], axis=1)), 1e-6)
 
 
 def _is_closed(twin: Twin, scenario: Scenario) -> bool:
@@ -233,15 +309,15 @@ def _is_closed(twin: Twin, scenario: Scenario) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Play:
-    quantiles: Floats
+    latencies_ms: Floats
     requests_per_s: float
     output_tokens_per_s: float
     busy: float
-    shares: dict[str, float]
+    waited: dict[str, float]
     most_running: int
 
 
-def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -> _Play:
+def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, *, seed: int) -> _Play:
     random = np.random.default_rng([seed, len(twin.requests)])
     population = random.integers(0, len(twin.traffic), len(twin.traffic))
     engine = replace(engine, speed=twin.fitted.draws[seed % len(twin.fitted.draws)])
@@ -274,11 +350,11 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, seed: int) -
     ended = times.last_s <= end_s
     busy_s = max(1e-9, times.busy_s)
     return _Play(
-        quantiles=np.maximum(quantiles_of(latencies_ms(load, times, frontend_s)), 1e-6),
+        latencies_ms=latencies_ms(load, times, frontend_s),
         requests_per_s=float(ended.sum()) / end_s,
         output_tokens_per_s=float(load.output_tokens[ended].sum()) / end_s,
         busy=min(1.0, busy_s / (scenario.replicas * max(end_s, 1e-9))),
-        shares={name: waited_s / busy_s for name, waited_s in times.waited_s.items()},
+        waited={name: waited_s / busy_s for name, waited_s in times.waited_s.items()},
         most_running=times.most_running,
     )
 

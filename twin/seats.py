@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from sidelight.recorded.run import Run
 from sidelight.rundir.fields import Amount, Count, Reason, doc
 from sidelight.rundir.stats import Missing
-from sidelight.twin.check import PLACES, observed_ms, quantiles_of
+from sidelight.twin.check import PLACES, quantiles_of
 from sidelight.twin.engine.play import SEATS
 from sidelight.twin.model import twin_of
 from sidelight.twin.scenario import Scenario, predict
@@ -45,23 +45,23 @@ class MoreSeats(Struct, frozen=True, kw_only=True):
     missing: Annotated[Reason | UnsetType, doc("why nothing is predicted")] = UNSET
 
 
-def more_seats(run: Run, finished: float) -> MoreSeats:
+def more_seats(run: Run, finished: float, *, pages: int = 1) -> MoreSeats:
     """Return the prediction for twice as many seats, or the reason against one.
 
-    `finished` is as in `twin_of`.
+    `finished` and `pages` are as in `twin_of`.
     """
     if (count := len(run.requests)) > MOST_REQUESTS:
         return MoreSeats(missing=f"of {count:,} requests a report would take long; `sidelight predict` takes the time")
-    twin = twin_of(run, finished, {})
+    twin = twin_of(run, finished, {}, pages=pages)
     if isinstance(twin, Missing):
         return MoreSeats(missing=twin.reason)
     now = twin.fitted.seats
-    if now is None:
-        return MoreSeats(missing="the requests do not show how many the engine runs at most")
+    if now is None or any(each.fitted.seats != now for each in twin.beside):
+        return MoreSeats(missing="the requests do not show how many each engine runs at most")
     prediction = predict(twin, Scenario(label="", settings={SEATS: 2 * now}), plays=_PLAYS)
     if isinstance(prediction, Missing):
         return MoreSeats(now=now, missing=prediction.reason)
-    observed = quantiles_of(observed_ms(twin.requests))
+    observed = quantiles_of(twin.observed_ms)
 
     def change(metric: str, quantile: float) -> PredictedChange:
         at = PLACES[metric, quantile]

@@ -58,6 +58,15 @@ class OtherTraffic:
 
         Raises ConfigurationError naming the option or the file, the value and the cure.
         """
+        if twin.beside and self.options:
+            if self.trace is not None:
+                raise ConfigurationError(
+                    "predict.traffic",
+                    f"{self.text}: the run had {len(twin.engines)} engines, and which of them gets which request of it "
+                    "is not known; give a run of one, and --replicas",
+                )
+            first, *beside = (self.of(replace(each, beside=())) for each in twin.engines)
+            return replace(first, beside=tuple(beside))
         given = [*self.options]
         if len(given) > 1 and {"workload", "trace"} & {*given}:
             raise ConfigurationError(

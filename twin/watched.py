@@ -188,7 +188,7 @@ def _baseline_of(path: Path | None) -> EngineHistory | None:
     if not isinstance(run, WatchRun):
         raise ConfigurationError("watch.baseline", f"--baseline {path}: is of a run; give the directory of a watch")
     begin_ns = int(run.requests.submit_ns.min(initial=time_of_day_ns()))
-    requests = spanned_requests(run.requests, run.watched.parts.decode_s, origin_ns=begin_ns)
+    requests = spanned_requests(run.requests, run.watched.parts, origin_ns=begin_ns)
     history = history_of(requests, begin_ns / 1e9)
     if isinstance(history, Missing):
         raise ConfigurationError(

@@ -163,11 +163,7 @@ def _objectives(slo: str | None, price: float | None) -> Slo | None:
 
 def _twin(run: Run, known: Mapping[str, int]) -> Twin:
     """Return the twin of a run; raises ConfigurationError where a prediction would be a guess."""
-    several = Missing(
-        "pages of several engines were scraped, and a prediction is of one: give one page, and ask for several engines "
-        "with --replicas"
-    )
-    twin = several if engines_of(run) > 1 else twin_of(run, _finished(run), known)
+    twin = twin_of(run, _finished(run), known, pages=engines_of(run))
     if isinstance(twin, Missing):
         raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}")
     return twin

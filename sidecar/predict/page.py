@@ -15,7 +15,7 @@ from sidelight.rundir.files import replace_file
 from sidelight.rundir.printable.masking import without_secrets
 from sidelight.sidecar.predict.report import NAMES, answer_lines, details, rests_on
 from sidelight.sidecar.predict.result import Predicted
-from sidelight.twin.check import METRICS, QUANTILES, observed_ms, quantiles_of
+from sidelight.twin.check import METRICS, QUANTILES, quantiles_of
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 STYLES = ("page.css", "study.css")
@@ -47,7 +47,7 @@ def _sections(predicted: Predicted) -> Iterator[str]:
 def _plots(twin: Twin, settings: Mapping[str, int]) -> list[dict[str, Any]]:
     lines = {"as the engine was": {}, **({_words(settings): settings} if settings else {})}
     curves = {name: _curve(twin, changed) for name, changed in lines.items()}
-    shown = quantiles_of(observed_ms(twin.requests))[:, _P99]
+    shown = quantiles_of(twin.observed_ms)[:, _P99]
     measured = {"name": "measured", "x": [twin.rate_per_s], "low": [None], "high": [None]}
     is_of_run = twin.traffic is twin.requests
     return [

@@ -36,8 +36,9 @@ def details(predicted: Predicted) -> Iterator[Block]:
     if any(load.refused is UNSET for load in predicted.loads):
         yield from _tables(predicted)
     yield from _notes(predicted.loads)
-    yield Prose(_engine(predicted.fit))
-    yield Prose(_misfit(predicted.fit))
+    for fit in (predicted.fit, *predicted.other_fits):
+        yield Prose(_engine(fit))
+        yield Prose(_misfit(fit))
 
 
 def _tables(predicted: Predicted) -> Iterator[Block]:
@@ -58,15 +59,15 @@ def _tables(predicted: Predicted) -> Iterator[Block]:
 
 def rests_on(predicted: Predicted) -> str:
     """Return the run and the time that predictions rest on, in words."""
-    fit, lasts = predicted.fit, duration(predicted.duration_s)
+    fits, lasts = (predicted.fit, *predicted.other_fits), duration(predicted.duration_s)
     sent = f"; each load lasts {lasts}, as the run's did."
     if predicted.traffic:
         sent = f"; sent are those of {predicted.traffic}, for {lasts}."
     if any(load.replicas > 1 and load.router == "least-requests" for load in predicted.loads):
         sent += " Of several replicas the one that has the fewest requests gets the next."
     return (
-        f"By {fit.requests:,} requests and {fit.steps:,} steps of run {predicted.run_id}{sent} An interval holds what "
-        "nine of ten such runs would show."
+        f"By {sum(fit.requests for fit in fits):,} requests and {sum(fit.steps for fit in fits):,} steps of run "
+        f"{predicted.run_id}{sent} An interval holds what nine of ten such runs would show."
     )
 
 
@@ -141,7 +142,7 @@ def _engine(fit: TwinFit) -> str:
     if not fit.shows_budget:
         budget = f"its most tokens a step did not show, and are taken as {fit.max_num_batched_tokens:,}"
     return (
-        f"The engine: {fit.step_ms:.2f} ms a step, {fit.prefill_token_us:.1f} us a prompt token, "
+        f"{fit.engine or 'The engine'}: {fit.step_ms:.2f} ms a step, {fit.prefill_token_us:.1f} us a prompt token, "
         f"{fit.sequence_us:.0f} us a sequence, {fit.kv_token_ns:.1f} ns a token held, ±{percent(fit.jitter)} from step "
         f"to step; front end {brief_ms(fit.frontend_ms)}; most sequences at a time: {seats}; {budget}."
     )

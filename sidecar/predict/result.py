@@ -18,7 +18,7 @@ from sidelight.twin.limits import HighestRate, check_objectives, highest_rate, i
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 from sidelight.twin.seats import PredictedTime
 
-VERSION = "1.2"
+VERSION = "1.3"
 LEVELS = ("p50", "p90", "p99")
 
 
@@ -65,6 +65,7 @@ class TwinFit(Struct, frozen=True, kw_only=True):
     A step lasts step + prefill_token x prompt tokens computed + sequence x sequences + kv_token x tokens held.
     """
 
+    engine: Annotated[str, doc("its URL, or its process by its spans; empty of the only one")]
     step_ms: Annotated[Amount, doc("of a step without anything", "ms")]
     prefill_token_us: Annotated[Amount, doc("of a prompt token computed", "us")]
     sequence_us: Annotated[Amount, doc("of a sequence in the step", "us")]
@@ -91,6 +92,7 @@ class Predicted(Struct, frozen=True, kw_only=True):
     slo: Annotated[str | None, doc("the objectives, null without")]
     duration_s: Annotated[Amount, doc("length of the load that is predicted, that of the run or trace", "s")]
     fit: TwinFit
+    other_fits: Annotated[list[TwinFit], doc("of the run's other engines, each of its own requests")] = []
     loads: list[PredictedLoad]
     highest_rate: Annotated[HighestRate | UnsetType, doc("by `--slo`; absent without")] = UNSET
 
@@ -105,6 +107,7 @@ def _fit(twin: Twin) -> TwinFit:
     fitted, speed = twin.fitted, twin.fitted.speed
     ratios = np.exp(np.nan_to_num(twin.missed.logs))
     return TwinFit(
+        engine=twin.name,
         step_ms=1e3 * speed.step_s,
         prefill_token_us=1e6 * speed.prefill_token_s,
         sequence_us=1e6 * speed.sequence_s,
@@ -187,6 +190,7 @@ def answer(
         slo=slo.text if slo else None,
         duration_s=twin.duration_s,
         fit=_fit(twin),
+        other_fits=[_fit(each) for each in twin.beside],
         loads=[_load(each, predict(twin, each), objectives, price, measure) for each in loads],
         highest_rate=highest_rate(twin, objectives, loads[0]) if slo else UNSET,
     )

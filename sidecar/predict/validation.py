@@ -40,7 +40,7 @@ def validated(
     out = next(place for n in range(1000) if not (place := run.path.with_name(f"{name}-{n}" if n else name)).exists())
     config = {
         **_configuration(run.manifest["config"], traffic),
-        "url": [url],
+        "url": url.split(","),
         "rate": scenario.rate_per_s,
         "concurrency": scenario.concurrency,
         **({"arrival": scenario.arrival.kind, "burstiness": 1.0} if scenario.arrival and scenario.rate_per_s else {}),

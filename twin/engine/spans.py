@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sidelight.correlator.breakdown import Parts
 from sidelight.loadgen.requests.table.log import RequestLog
-from sidelight.rundir.columns import Floats, take
+from sidelight.rundir.columns import Floats, Texts, take
 from sidelight.simulator.settings import SpeedProfile
 from sidelight.twin.engine.steps import AnsweredRequests, EngineSteps, Prefills, StepWindows, held_tokens, running
 
@@ -22,25 +23,24 @@ _SAME = 0.25  # of a step: stamps that are closer are of its end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpannedRequests(AnsweredRequests):
-    """Requests with the stamps of their first and last tokens alone."""
+    """Requests with the stamps of their first and last tokens alone; `served_by` names their engines."""
 
     first_s: Floats
     last_s: Floats
+    served_by: Texts
 
 
-def spanned_requests(
-    log: RequestLog, decode_s: Floats, *, most: int | None = None, origin_ns: int | None = None
-) -> SpannedRequests:
-    """Return the last requests with a known prompt, output and first token, `most` at most.
+def spanned_requests(log: RequestLog, parts: Parts, *, origin_ns: int | None = None) -> SpannedRequests:
+    """Return the requests with a known prompt, output and first token.
 
     Those without a status are by their engine's span. Times count from `origin_ns`, or from the first of them.
-    `decode_s` is the engine's from first to last token; where it is NaN, the end of the client's span is the last's.
+    `parts` have the engine's time from first to last token; where it is NaN, the client's span ends with the last.
     """
-    decode_s = np.where(np.isfinite(decode_s), decode_s, (log.end_ns - log.first_token_ns) / 1e9)
+    decode_s = np.where(np.isfinite(parts.decode_s), parts.decode_s, (log.end_ns - log.first_token_ns) / 1e9)
     usable = np.isin(log.status, ("ok", "")) & (log.submit_ns >= 0) & (log.first_token_ns >= log.submit_ns)
     usable &= (log.input_tokens > 0) & (log.output_tokens > 0) & ((decode_s > 0) | (log.output_tokens == 1))
     order = np.flatnonzero(usable)
-    order = order[np.argsort(log.submit_ns[order], kind="stable")][-(most or len(order)) :]
+    order = order[np.argsort(log.submit_ns[order], kind="stable")]
     used = take(log, order)
     if origin_ns is None:
         origin_ns = int(used.submit_ns[0]) if len(order) else 0
@@ -52,6 +52,7 @@ def spanned_requests(
         output_tokens=used.output_tokens,
         first_s=first_s,
         last_s=np.where(used.output_tokens > 1, first_s + decode_s[order], first_s),
+        served_by=parts.engine[order],
     )
 
 

@@ -1,0 +1,160 @@
+"""Runs and watches of several engines: each is fitted to its own requests, and all are predicted together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from played_runs import NETWORK_S, arrivals, engine, lengths, simulated, streamed, write
+from played_twins import GPU, ended, longer, spanned
+from processes import Ended
+from series import scraped
+
+from sidelight.loadgen.requests.slo.objectives import parse_slo
+from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.columns import Floats, concat, same_text, take
+from sidelight.rundir.stats import Missing
+from sidelight.scraper.series.log import ScrapeLog
+from sidelight.sidecar.predict.result import schema
+from sidelight.simulator.virtual import VirtualExchange
+from sidelight.twin.check import latencies_ms, quantiles_of
+from sidelight.twin.engine.play import EngineLoad, play
+from sidelight.twin.headroom import Headroom, RecentTraffic
+from sidelight.twin.model import twin_of_engines
+from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
+from sidelight.twin.traffic import OtherTraffic
+
+Run = Callable[..., Ended]
+RATE_PER_S, COUNT = 4.0, 400  # of both engines
+SPEEDS = (GPU, longer(1.6))
+ENGINES = [engine(speed=speed) for speed in SPEEDS]
+
+
+@pytest.fixture(scope="module")
+def exchanges() -> list[Sequence[VirtualExchange]]:
+    """Requests that went to two engines in turn, the second slower, by engine."""
+    prompts, outputs = lengths(COUNT, 0)
+    at_s = arrivals(COUNT, RATE_PER_S, 0)
+    return [
+        simulated(settings, prompts[turn::2], outputs[turn::2], at_s=at_s[turn::2])
+        for turn, settings in enumerate(ENGINES)
+    ]
+
+
+@pytest.fixture(scope="module")
+def twin(exchanges: list[Sequence[VirtualExchange]]) -> Twin:
+    fleet = twin_of_engines(
+        {name: streamed(each) for name, each in zip("ab", exchanges, strict=True)}, {"max-num-seqs": 16}
+    )
+    assert isinstance(fleet, Twin)
+    return fleet
+
+
+def truth(twin: Twin, rate_per_s: float) -> Floats:
+    """Return quantiles of runs as long as the twin's of both engines, the median of nine [3, 3]."""
+    count = round(rate_per_s * twin.duration_s)
+    runs = []
+    for seed in range(100, 109):
+        prompts, outputs = lengths(count, seed)
+        at_s = arrivals(count, rate_per_s, seed) + NETWORK_S
+        rows = []
+        for turn, settings in enumerate(ENGINES):
+            load = EngineLoad(
+                prompt_tokens=prompts[turn::2],
+                cached_tokens=np.zeros_like(prompts[turn::2]),
+                output_tokens=outputs[turn::2],
+                arrival_s=at_s[turn::2],
+            )
+            times = play(load, settings, seed=seed)
+            rows.append(latencies_ms(load, times, np.full(len(times.first_s), NETWORK_S)))
+        runs.append(quantiles_of(np.concatenate(rows, axis=1)))
+    median: Floats = np.median(runs, axis=0)
+    return median
+
+
+def test_each_engine_has_steps_of_its_own(twin: Twin) -> None:
+    steps = {each.name: each.fitted.speed.step_s for each in twin.engines}
+    assert steps == pytest.approx({name: speed.step_s for name, speed in zip("ab", SPEEDS, strict=True)}, rel=0.05)
+    assert twin.rate_per_s == pytest.approx(RATE_PER_S, rel=0.1)
+
+
+@pytest.mark.parametrize("rate_per_s", [3.0, 8.0])
+def test_the_interval_holds_what_other_runs_of_both_show(twin: Twin, rate_per_s: float) -> None:
+    prediction = predict(twin, Scenario(label="", rate_per_s=rate_per_s))
+    assert isinstance(prediction, Prediction)
+    shown = truth(twin, rate_per_s)
+    assert (prediction.low < shown).all()
+    assert (shown < prediction.high).all()
+    assert np.abs(np.log(prediction.median / shown))[:, 0].max() < 0.2
+    assert prediction.requests_per_s == pytest.approx(rate_per_s, rel=0.15)
+
+
+def test_a_closed_loop_is_divided(twin: Twin) -> None:
+    alone, both = (predict(each, Scenario(label="", concurrency=16)) for each in (replace(twin, beside=()), twin))
+    assert isinstance(alone, Prediction)
+    assert isinstance(both, Prediction)
+    assert 16 >= alone.most_running > both.most_running >= 8
+
+
+def test_replicas_and_traces_are_of_one_engine(twin: Twin, tmp_path: Path) -> None:
+    assert isinstance(predict(twin, Scenario(label="", rate_per_s=4.0, replicas=2)), Missing)
+    with pytest.raises(ConfigurationError, match="2 engines"):
+        OtherTraffic(trace=tmp_path / "t.jsonl").of(twin)
+    longer_prompts = OtherTraffic(input_tokens="600").of(twin)
+    assert [set(each.traffic.prompt_tokens.tolist()) for each in longer_prompts.engines] == [{600}, {600}]
+
+
+def test_a_run_that_sent_to_two_engines_is_predicted(
+    sidelight: Run, exchanges: list[Sequence[VirtualExchange]], tmp_path: Path
+) -> None:
+    both = [each for pair in zip(*exchanges, strict=True) for each in pair]
+    write(tmp_path / "run", both, {"rate": RATE_PER_S, "arrival": "poisson"}, hosts=("one", "two"))
+    asked = ("predict", tmp_path / "run", "--rate", "3", "--known", "max-num-seqs=16", "--slo", "ttft_p99<9s", "--json")
+    said = sidelight(*asked)
+    assert said.code == 0, said.err
+    predicted = json.loads(said.out)
+    jsonschema.validate(predicted, schema())
+    fits = [predicted["fit"], *predicted["other_fits"]]
+    assert {f"http://{name}/v1/chat/completions" for name in ("one", "two")} == {each["engine"] for each in fits}
+    assert sum(each["requests"] for each in fits) == COUNT
+    assert "replicas" not in predicted["highest_rate"]
+
+
+@pytest.mark.parametrize(("pages", "code"), [(2, 0), (3, 2)])
+def test_where_pages_are_of_more_engines_than_requests_it_is_refused(
+    sidelight: Run, exchanges: list[Sequence[VirtualExchange]], tmp_path: Path, pages: int, code: int
+) -> None:
+    both = [each for pair in zip(*exchanges, strict=True) for each in pair]
+    write(tmp_path / "run", both, {"rate": RATE_PER_S, "arrival": "poisson"}, hosts=("one", "two"))
+    log = ScrapeLog(tmp_path / "run/raw/scrapes-0.log")
+    for number in range(pages):
+        for at_ns in (both[0].submit_ns - 1, both[-1].end_ns + 10**11):
+            text = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 1\n"
+            log.append(scraped(at_ns, text, url=f"http://page{number}/metrics"))
+    log.close()
+    assert sidelight("predict", tmp_path / "run", "--rate", "3", "--known", "max-num-seqs=16").code == code
+
+
+@pytest.mark.parametrize(("engines", "named"), [(2, True), (3, False)])
+def test_a_watch_of_two_engines_has_a_headroom(
+    exchanges: list[Sequence[VirtualExchange]], engines: int, named: bool
+) -> None:
+    both = concat(
+        [
+            replace(spanned(streamed(each)), served_by=same_text(name, len(each)))
+            for name, each in zip("ab", exchanges, strict=True)
+        ]
+    )
+    both = take(both, np.argsort(both.last_s, kind="stable"))
+    traffic = RecentTraffic()
+    traffic.take(ended(both), round(1e9 * both.last_s[-1]))
+    sample = traffic.sample(round(1e9 * both.last_s[-1]), engines=engines, finished_per_s=None)
+    shown = sample.headroom(parse_slo("ttft_p99<2s").objectives, {"max-num-seqs": 16}, Headroom())
+    assert ("TTFT p99 crosses" in shown.text) is named, shown.text
+    assert (shown.ratios != {}) is named
+    assert ("3 engines" in shown.text) is not named
