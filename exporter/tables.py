@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 
 from sidelight.correlator.breakdown import Parts
 from sidelight.correlator.gateways import GatewayPart
-from sidelight.correlator.load.reuse import RequestReuse
+from sidelight.correlator.load.reuse import REUSED, RequestReuse
 from sidelight.correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
 from sidelight.exporter.summary.correlation import Correlation
 from sidelight.exporter.summary.result import Summary
@@ -43,7 +43,6 @@ COUNTS = (
     "input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens", "choices", "usage_input_tokens",
     "usage_output_tokens", "usage_cached_tokens", "drafts", "draft_tokens", "draft_tokens_accepted",
 )  # fmt: skip
-REUSED = ("expected_cached_tokens", "new_tokens", "elsewhere_tokens", "evicted_tokens")
 _PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS, GATEWAY_AT_MOST)
 PARTS = {f"{part.name}_ms": part for part in _PARTS}
 
@@ -140,10 +139,7 @@ def write_requests(
     """Write `requests_table` compressed, in row groups of up to 131,072 requests."""
     begins = range(0, max(len(log), 1), _ROW_GROUP)
     stretches = (slice(begin, min(begin + _ROW_GROUP, len(log))) for begin in begins)
-    groups = (
-        requests_table(take(log, rows), take(parts, rows), RequestReuse._make(column[rows] for column in reuse), nodes)
-        for rows in stretches
-    )
+    groups = (requests_table(take(log, rows), take(parts, rows), reuse.take(rows), nodes) for rows in stretches)
     first = next(groups)
     with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
         for group in chain([first], groups):

@@ -53,7 +53,7 @@ async def test_a_browser_sees_a_run_go_and_end_with_its_report(tmp_path: Path):
     assert [str(number) for number in range(len(rows))] == [event.identity for event in rows]
     assert any("in flight" in event.data["html"] for event in live if event.name == "state")
     derived = derive(tmp_path / "run")
-    report = as_parts(derived.summary, recorded(derived.run, derived.parts))
+    report = as_parts(derived.summary, recorded(derived))
     assert final.name == "final"
     assert json.loads(json.dumps(report)).items() <= final.data.items()
     assert str(tmp_path / "run") in final.data["note"]

@@ -29,6 +29,7 @@ _ENDS = np.concatenate([np.arange(128, 8193, 128), np.arange(8704, 65_537, 512),
 BLOCK = 16  # tokens, where no page states them: caches hold whole blocks, and the last token is always computed
 LEAST_KNOWN = 0.95  # of the requests: with less, what the others left in a cache is not known
 TOKENS = ("prompt_tokens", "cached_tokens", "new_tokens", "elsewhere_tokens", "evicted_tokens")
+REUSED = ("expected_cached_tokens", "new_tokens", "elsewhere_tokens", "evicted_tokens")
 SLACK_RATIO = 0.1  # of what could be found: tokens are not spread evenly over bytes
 
 
@@ -80,6 +81,24 @@ class RequestReuse(NamedTuple):
     new_tokens: Floats
     elsewhere_tokens: Floats
     evicted_tokens: Floats
+
+    def take(self, rows: Ints | Bools | slice) -> RequestReuse:
+        """Return the reuse of some of the requests."""
+        return RequestReuse._make(column[rows] for column in self)
+
+    def tokens(self) -> dict[str, Floats]:
+        """Return the columns of whole tokens that are known of any request."""
+        columns = {name: np.rint(getattr(self, name)) for name in ("cached_tokens", *REUSED)}
+        return {name: column for name, column in columns.items() if np.isfinite(column).any()}
+
+    def engines(self) -> Texts | None:
+        """Return the engine of each request, None of a run with fewer than two."""
+        return self.served_by if len(set(self.served_by.tolist()) - {""}) > 1 else None
+
+
+def reused_label(column: str) -> str:
+    """Return the label of a column of `RequestReuse`."""
+    return column.removesuffix("_tokens").replace("_", " ")
 
 
 class RunReuse(NamedTuple):

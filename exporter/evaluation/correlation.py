@@ -61,7 +61,7 @@ def correlation_of(measured_run: MeasuredRun, reuse: RunReuse, *, steady: bool =
     means = _means(measured_run)
     # A decode engine's queue is `kv_loads`' matter.
     waited_for = [page for page, role in zip(run.endpoints, times.roles, strict=True) if role != "decode"]
-    slow = slowest(measured, parts, waiting, running, start_ns=window.start_ns)
+    slow = slowest(measured, parts, waiting, running, reuse.requests.take(rows), start_ns=window.start_ns)
     ok = measured.status == "ok"
     # A reply of nothing but blanks has no TTFT, and the engine ended its request all the same.
     timed_ratio = float((ok & np.isfinite(parts.ttft_s)).sum()) / max(1, int(ok.sum()))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sidelight.correlator.breakdown import Parts
+from sidelight.correlator.load.reuse import REUSED, RequestReuse, reused_label
 from sidelight.correlator.parts import DECODE, INNER_PARTS, TTFT_PARTS, Part
 from sidelight.correlator.statistics.server_load import engine_samples, met_at_submission
 from sidelight.exporter.html.columns import (
@@ -38,13 +39,14 @@ _MOST_S = 1e9  # a histogram's bounds are what a page says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageInputs:
-    """Inputs of a page beside the summary: the requests of a run and their parts, the engines' pages, the phases.
+    """Inputs of a page beside the summary: the requests of a run, their parts and reuse, engines' pages, the phases.
 
     `phases` are (name, start, end), int64 ns Unix, no end of one that was cut short.
     """
 
     requests: RequestLog
     parts: Parts
+    reuse: RequestReuse
     endpoints: Sequence[EndpointSeries]
     phases: Sequence[tuple[str, int, int | None]]
 
@@ -76,6 +78,7 @@ def page_data(summary: Summary, recorded: PageInputs, *, trace_url: str = "") ->
             **request_columns(log, sent_ns, start_ns, with_ids=not are_derived),
             **_load_columns(log, recorded.endpoints),
             **part_columns(parts),
+            **_reuse_columns(recorded.reuse.take(rows)),
         }),
         "gaugesAt": pack({f"{kind}{at}": column for at, (*_, times, values) in enumerate(engines)
                           for kind, column in (("time", times), ("value", values))}),
@@ -122,6 +125,13 @@ def part_columns(parts: Parts) -> dict[str, PackedColumn]:
     return _time_columns(times | {"error": 1e3 * parts.error_s}) | {
         name: text_column(values) for name, values in texts.items()
     }
+
+
+def _reuse_columns(reuse: RequestReuse) -> dict[str, PackedColumn]:
+    """Return the known columns; the name of one of tokens is its label."""
+    served = {} if (engines := reuse.engines()) is None else {"engine": text_column(engines)}
+    tokens = {name: number_column(column) for name, column in reuse.tokens().items() if name in REUSED}
+    return served | {f"· {reused_label(name)}": column for name, column in tokens.items()}
 
 
 def _time_columns(times_ms: Mapping[str, Floats]) -> dict[str, PackedColumn]:

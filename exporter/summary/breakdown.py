@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
-from msgspec import Struct, UnsetType
+from msgspec import NODEFAULT, Struct, UnsetType
 from msgspec.structs import asdict
 
 from sidelight.correlator.breakdown import SOURCES, Parts, gateway_label, network_label
@@ -131,7 +131,9 @@ def json_name(part: Part) -> str:
     return f"{part.name}_ms"
 
 
-def with_fields(added: Mapping[str, Any], *, after: str) -> Callable[[type[Declared]], type[Declared]]:
+def with_fields(
+    added: Mapping[str, Any], *, after: str, default: Any = NODEFAULT
+) -> Callable[[type[Declared]], type[Declared]]:
     """Return a decorator that adds fields, by name, to a Struct behind its field `after`."""
 
     def extended(declared: type[Declared]) -> type[Declared]:
@@ -139,7 +141,7 @@ def with_fields(added: Mapping[str, Any], *, after: str) -> Callable[[type[Decla
         for field in msgspec.structs.fields(declared):
             fields.append((field.name, field.type) if field.required else (field.name, field.type, field.default))
             if field.name == after:
-                fields += added.items()
+                fields += ((name, kind, default) for name, kind in added.items())
         name, place, namespace = declared.__name__, declared.__module__, {"__doc__": declared.__doc__}
         struct = msgspec.defstruct(name, fields, namespace=namespace, module=place, frozen=True, kw_only=True)
         return cast("type[Declared]", struct)

@@ -6,11 +6,11 @@ Objects of `summary.json`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from sidelight.correlator.breakdown import Parts
 from sidelight.correlator.exact.table import Joined
@@ -23,6 +23,7 @@ from sidelight.correlator.exact.work import (
     used_by_groups,
     used_while_waiting,
 )
+from sidelight.correlator.load.reuse import REUSED, RequestReuse
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.summary.breakdown import json_name, with_fields
 from sidelight.loadgen.requests.metrics import input_tokens, stamped_ms
@@ -40,10 +41,14 @@ Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 UsedMs = Annotated[Amount, doc("Time of the wait that it used.", "ms")]
 UsedRatio = Annotated[Ratio, doc("used_ms over the wait.", NO_UNIT)]
+Tokens = Annotated[
+    Amount | UnsetType | None, doc("Of its prompt, as in requests.parquet; absent if known of none.", "tokens")
+]
 PartMs = Annotated[float | None, doc("Of its TTFT; null where it is not known.", "ms")]
 
 
 @with_fields(dict.fromkeys(map(json_name, TTFT_PARTS), PartMs), after="ttft_ms")
+@with_fields(dict.fromkeys(("cached_tokens", *REUSED), Tokens), after="in_flight", default=UNSET)
 class SlowRequest(Struct, frozen=True, kw_only=True):
     """One request: its ids, its TTFT in parts, and what ran beside it as it was submitted."""
 
@@ -64,6 +69,9 @@ class SlowRequest(Struct, frozen=True, kw_only=True):
         float | None, doc("Requests running in the engine as it was submitted; null where not known.", "requests")
     ]
     in_flight: Annotated[Count, doc("Our other requests sent before it that had not ended.", "requests")]
+    served_by: Annotated[
+        str | UnsetType, doc("Its engine; absent where not several served, empty where not known.")
+    ] = UNSET
 
     if TYPE_CHECKING:
 
@@ -72,7 +80,13 @@ class SlowRequest(Struct, frozen=True, kw_only=True):
 
 
 def slowest(
-    requests: RequestLog, parts: Parts, waiting: Floats | Missing, running: Floats | Missing, *, start_ns: int
+    requests: RequestLog,
+    parts: Parts,
+    waiting: Floats | Missing,
+    running: Floats | Missing,
+    reuse: RequestReuse | None = None,
+    *,
+    start_ns: int,
 ) -> list[SlowRequest]:
     """Return the five requests with the longest TTFT, the longest first; fewer where fewer have one.
 
@@ -80,11 +94,18 @@ def slowest(
     """
     timed = np.flatnonzero(np.isfinite(parts.ttft_s))
     order = timed[np.argsort(-parts.ttft_s[timed], kind="stable")][:MOST]
-    return [_request(requests, parts, row, waiting, running, start_ns) for row in order.tolist()]
+    beside = {"requests_waiting": waiting, "requests_running": running, **(reuse.tokens() if reuse else {})}
+    engines = reuse.engines() if reuse else None
+    return [_request(requests, parts, row, beside, engines, start_ns) for row in order.tolist()]
 
 
 def _request(
-    requests: RequestLog, parts: Parts, row: int, waiting: Floats | Missing, running: Floats | Missing, start_ns: int
+    requests: RequestLog,
+    parts: Parts,
+    row: int,
+    beside: Mapping[str, Floats | Missing],
+    engines: Texts | None,
+    start_ns: int,
 ) -> SlowRequest:
     at_ns = requests.submit_ns[row]
     open_then = (requests.submit_ns >= 0) & (requests.submit_ns < at_ns)
@@ -102,9 +123,9 @@ def _request(
         source=parts.source[row],
         error_ms=finite(1e3 * parts.error_s[row]),
         input_tokens=None if tokens is None else int(tokens),
-        requests_waiting=None if isinstance(waiting, Missing) else finite(waiting[row]),
-        requests_running=None if isinstance(running, Missing) else finite(running[row]),
+        **{name: None if isinstance(column, Missing) else finite(column[row]) for name, column in beside.items()},
         in_flight=int(open_then.sum()),
+        served_by=UNSET if engines is None else engines[row],
     )
 
 

@@ -48,20 +48,20 @@ def measure(options: RunOptions, command: list[str], progress: Progress, nodes: 
     Raises SidelightError where it could not begin, and where its files cannot be written.
     """
 
-    def finish(measured: Run) -> tuple[StepData, object, object]:
+    def finish(measured: Run) -> tuple[StepData, Evaluated]:
         from sidelight.sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
 
         derived: Evaluated = derive.derive_run(measured)
         if derived.unwritten is not None:
             raise derived.unwritten
-        return data_of(measured, derived.parts, derived.summary.self_check), derived.parts, derived.summary
+        return data_of(measured, derived.parts, derived.summary.self_check), derived
 
     try:
         run = session.run(
             options,
             command=command,
             progress=progress,
-            finish=finish,  # type: ignore[arg-type]
+            finish=finish,
             linger_s=0.0,
             nodes=nodes,
         )

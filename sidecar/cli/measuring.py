@@ -35,13 +35,11 @@ from sidelight.sidecar.options.watch import ScrapeOptions, WatchOptions, check_s
 from sidelight.sidecar.progress.reporter import Progress, Terminal, discard, is_terminal, mode_for
 
 if TYPE_CHECKING:
-    from sidelight.correlator.breakdown import Parts
     from sidelight.exporter.evaluation.evaluate import Evaluated
-    from sidelight.exporter.summary.result import Summary
     from sidelight.recorded.run import Run
 
-    # What is made of a run that has ended, and the parts of its requests.
-    Finish = Callable[[Run], tuple[Evaluated, Parts, Summary]]
+    # What is made of a run that has ended.
+    Finish = Callable[[Run], tuple[Evaluated, Evaluated]]
 
 MISSED = 1
 LOOPBACK = "127.0.0.1"
@@ -217,13 +215,13 @@ def _measured(
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
     with Progress(mode) as progress:
 
-        def finish(measured: Run) -> tuple[Evaluated, Parts, Summary]:
+        def finish(measured: Run) -> tuple[Evaluated, Evaluated]:
             from sidelight.sidecar.report import derive, printing  # noqa: PLC0415  what it imports would make the first request wait
 
             derived = derive.derive_run(measured)
             progress.done(str(measured.path), derived.summary.status)
             printing.print_report(derived.summary, measured.path, said=progress.warned)
-            return derived, derived.parts, derived.summary
+            return derived, derived
 
         try:
             derived = asyncio.run(measure(progress, finish))

@@ -156,22 +156,24 @@ def verdicts(summary: Summary) -> dict[str, bool]:
     return {of: verdict for of, verdict in judged.items() if verdict is not None}
 
 
-def recorded(run: Run, parts: Parts) -> PageInputs:
+def recorded(derived: Evaluated) -> PageInputs:
     """Return the recorded data of a run that a page shows beside its summary."""
+    run, reuse = derived.run, derived.reuse.requests
     phases = [(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases]
-    return PageInputs(requests=run.requests, parts=parts, endpoints=run.endpoints, phases=phases)
+    return PageInputs(requests=run.requests, parts=derived.parts, reuse=reuse, endpoints=run.endpoints, phases=phases)
 
 
-def final_event(run: Run, parts: Parts, summary: Summary) -> bytes:
+def final_event(derived: Evaluated) -> bytes:
     """Return the last event for browsers: the report."""
+    run = derived.run
     trace_url = str(run.manifest["config"].get("trace_url") or "")
     note = f"The run has ended: this is its report. Its files are in {run.path}."
-    return event("final", {"note": note, **as_parts(summary, recorded(run, parts), trace_url=trace_url)})
+    return event("final", {"note": note, **as_parts(derived.summary, recorded(derived), trace_url=trace_url)})
 
 
 def as_page(derived: Evaluated, *, trace_url: str = "") -> str:
     """Return the HTML page of a run."""
-    return as_html(derived.summary, recorded(derived.run, derived.parts), trace_url=trace_url)
+    return as_html(derived.summary, recorded(derived), trace_url=trace_url)
 
 
 def patience_s(scraped_s: Sequence[float]) -> float:

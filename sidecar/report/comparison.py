@@ -46,7 +46,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     _check([path for _, path in named])
     read = [_evaluated(path) for _, path in named]
     compared = [_compared(label, derived) for label, derived in zip(labels, read, strict=True)]
-    page_text = as_comparison(compared, [recorded(derived.run, derived.parts) for derived in read])
+    page_text = as_comparison(compared, [recorded(derived) for derived in read])
     try:
         replace_file(output, lambda file: file.write(without_secrets(page_text).encode()))
     except OSError as error:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
     """Scrape targets without any load, and return the result of `finish`. It lasts for a duration or until a signal."""
     with ExitStack() as reading:
-        result, *_ = finish((await _scrape(options, reading, command=command, progress=progress)).logs.run())
+        result, _ = finish((await _scrape(options, reading, command=command, progress=progress)).logs.run())
         return result
 
 

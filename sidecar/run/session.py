@@ -31,14 +31,13 @@ from sidelight.sidecar.run.phases import (
 )
 
 if TYPE_CHECKING:
-    from sidelight.correlator.breakdown import Parts
+    from sidelight.exporter.evaluation.evaluate import Evaluated
     from sidelight.exporter.prometheus.page import LivePage
-    from sidelight.exporter.summary.result import Summary
     from sidelight.sidecar.live.view import LiveRun
     from sidelight.sidecar.run.processes.nodes import Nodes
 
-    # Returns what becomes of the run, the parts of its requests, and its summary.
-    Finish = Callable[[Run], tuple["T", Parts, Summary]]
+    # Returns what becomes of the run, and its evaluation.
+    Finish = Callable[[Run], tuple["T", Evaluated]]
 
 T = TypeVar("T")
 
@@ -53,9 +52,9 @@ async def run(
     nodes: Nodes | None = None,
 ) -> T:
     """Load and scrape a target, and return the result of `finish`. `finish` gets the run, which was read as it went and
-    has the status in its manifest; beside its result it returns the parts of its requests and its summary, which the
-    live page shows until it has been scraped, `linger_s` at most (None: as long as scrapes so far were apart). Load
-    workers run on `nodes`; None: on those of --ray, else here.
+    has the status in its manifest; beside its result it returns its evaluation, which the live page shows until it has
+    been scraped, `linger_s` at most (None: as long as scrapes so far were apart). Load workers run on `nodes`; None: on
+    those of --ray, else here.
 
     Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
     processes died (the manifest then says `crashed`, and why).
@@ -65,12 +64,12 @@ async def run(
         with ExitStack() as reading:
             live, page = await _run(options, reading, serving, nodes, command=command, progress=progress)
             run = live.logs.run()
-            result, parts, summary = finish(run)
+            result, derived = finish(run)
         if page is not None and page.latest is not None:
             from sidelight.sidecar.live.final import final, final_event, linger  # noqa: PLC0415  what a run need not wait for
 
-            page.stream.end(cache(lambda: final_event(run, parts, summary)))
-            await linger(page, final(page.latest, run, parts, summary), linger_s)
+            page.stream.end(cache(lambda: final_event(derived)))
+            await linger(page, final(page.latest, run, derived.parts, derived.summary), linger_s)
         return result
 
 

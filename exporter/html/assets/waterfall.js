@@ -2,7 +2,7 @@
 /* Every request as one bar in the colours of its parts: filtered, sorted, scrolled; one in full beside. */
 
 const LEAST_ROW_PX = 9, MOST_ROW_PX = 18, LIST_PX = 416, AXIS_PX = 26, LEFT_PX = 8;
-const FILTERS = [["phase", "phase"], ["class", "class"], ["address", "URL"], ["status", "status"], ["quality", "quality"]];
+const FILTERS = [["phase"], ["class"], ["address", "URL"], ["engine"], ["status"], ["quality"]];
 
 function waterfall(place, run) {
   const state = (run.list ??= { filters: { phase: "measure" }, sort: "ttft", clock: false, chosen: null });
@@ -80,7 +80,7 @@ function controls(run, state, refresh) {
   const { columns } = run;
   const set = (change) => (value) => { change(value); refresh(); };
   const keys = [["ttft", "TTFT"], ["sent", "start"], ["e2e", "end-to-end time"], ...partsOf(run).map(({ name, label }) => [name, label])];
-  const filters = FILTERS.filter(([name]) => columns[name]?.texts.filter((text) => text).length > 1).map(([name, label]) =>
+  const filters = FILTERS.filter(([name]) => columns[name]?.texts.filter((text) => text).length > 1).map(([name, label = name]) =>
     choice(label, [["", "all"], ...columns[name].texts.filter((text) => text).sort().map((text) => [text, text])], state.filters[name] || "",
       set((value) => { state.filters[name] = value; })));
   return element("div", { class: "controls", role: "group", "aria-label": "Which requests, in which order" },
@@ -203,12 +203,12 @@ function detailOf(run, row) {
     for (const part of inner) if (part.within === name) number(`·· ${part.name.endsWith("round_trip") ? "or: " : ""}${part.label}`, part.name);
   }
   number("standard error of the parts", "error");
-  number("TPOT, ms", "tpot");
-  number("E2E, ms", "e2e");
+  number("TPOT, ms", "tpot"), number("E2E, ms", "e2e");
   number("decode by the engine, ms", "decode");
   number("sent late by, ms", "late");
-  for (const [label, name] of [["input tokens", "input"], ["of them cached", "cached"], ["output tokens", "output"], ["waiting just before", "waiting"], ["running just before", "running"]]) number(label, name, cell);
-  for (const [label, name] of [["status", "status"], ["error", "message"], ["finish reason", "finish"], ["class", "class"], ["URL", "address"], ["phase", "phase"], ["breakdown from", "source"], ["quality", "quality"], ["other includes", "merged"], ["note", "reason"]]) worded(label, name);
+  for (const [label, name] of [["waiting just before", "waiting"], ["running just before", "running"], ["output tokens", "output"], ["input tokens", "input"], ["of them cached", "cached"]]) number(label, name, cell);
+  for (const key in columns) if (key[0] === "·") number(key, key, cell);
+  for (const [label, name = label] of [["status"], ["error", "message"], ["finish reason", "finish"], ["class"], ["URL", "address"], ["engine"], ["phase"], ["breakdown from", "source"], ["quality"], ["other includes", "merged"], ["note", "reason"]]) worded(label, name);
   for (const { label, address, name, times, values } of gauges) {
     const at = placeOf(times, valueOf(columns, "sent", row));
     if (at >= 0) facts.push([`${label}, ${address}`, name === "kv_cache_usage" ? `${grouped(100 * values[at], 1)} %` : cell(values[at])]);

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET
+
+from sidelight.correlator.load.reuse import REUSED, reused_label
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.document import BLANK, Block, Line, Prose, Table, numbers, table, words
 from sidelight.exporter.summary.breakdown import Breakdown, json_name, short_label_of
@@ -16,6 +19,7 @@ from sidelight.rundir.printable.numbers import cell, count_of, percent, spoken
 BY_ENGINE = (("requests_waiting", "waiting"), ("requests_running", "running"))
 BY_CLIENT = (("in_flight", "in flight"),)
 PROMPT = (("input_tokens", "input"),)
+REUSE = ("served_by", "cached_tokens", *REUSED)
 LEAST_SHARE = 0.05  # of a wait: less is not worth a word
 WORK = (("itself", "itself"), ("prefill", "others' prompts"), ("decode", "others' output"), ("idle", "nothing"))
 
@@ -45,6 +49,12 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
         identified = f" request {request.request_id}" if request.request_id else ""
         yield Line(((f" {number} trace {request.trace_id}{identified}{status}", ""),), "note")
     yield BLANK
+    reused = [name for name in REUSE if any(getattr(request, name) is not UNSET for request in requests)]
+    if reused:
+        served = [words("served by")] if "served_by" in reused else []
+        labels = map(reused_label, reused[len(served) :])
+        rows = ((str(at), *(getattr(request, name) for name in reused)) for at, request in enumerate(requests, start=1))
+        yield table("Their prompts' tokens in caches", [*served, *numbers(*labels, show=cell)], rows, label_width=2)
 
 
 def work_section(summary: Summary) -> Iterator[Block]:

@@ -82,6 +82,20 @@ def test_every_request_is_in_the_page_with_its_parts(tmp_path: Path):
     assert sorted(columns["index"]) == sorted(log.index.tolist())
 
 
+@pytest.mark.parametrize("engines", [("a", "b"), ("a", "a")])
+def test_the_page_has_what_is_known_of_engines_and_caches(engines: tuple[str, ...], tmp_path: Path):
+    """Of one engine not which served; of requests of which no tokens are known no column."""
+    run = derived("vllm_spans", tmp_path)
+    rows, reuse = np.arange(len(run.run.requests)), run.reuse.requests
+    reuse = reuse._replace(served_by=np.array(engines, dtype=object)[rows % 2], evicted_tokens=rows.astype(float))
+    recorded = PageInputs(requests=run.run.requests, parts=run.parts, reuse=reuse, endpoints=(), phases=())
+    columns = json.loads(Page(as_html(run.summary, recorded)).contents["script"][0])["requests"]
+    read_columns = read(columns)
+    assert ("engine" in read_columns) == (engines == ("a", "b"))
+    assert ["· evicted"] == [name for name in read_columns if name.startswith("·")]
+    assert read_columns["· evicted"] == sorted(rows)
+
+
 def test_what_servers_said_stays_text(tmp_path: Path):
     """A model, a class and an error that would be elements: the page has the same elements as without them."""
     run = derived("vllm_plain", tmp_path, model=ATTACK)
@@ -89,7 +103,9 @@ def test_what_servers_said_stays_text(tmp_path: Path):
     attacked["warnings"] = [*attacked["warnings"], ATTACK]
     requests = run.run.requests
     requests.workload_class[:], requests.error[0] = ATTACK, ATTACK
-    recorded = PageInputs(requests=requests, parts=run.parts, endpoints=run.run.endpoints, phases=())
+    recorded = PageInputs(
+        requests=requests, parts=run.parts, reuse=run.reuse.requests, endpoints=run.run.endpoints, phases=()
+    )
     text = as_html(msgspec.convert(attacked, Summary), recorded, trace_url=f"https://t/{ATTACK}{{trace_id}}")
     page = Page(text)
     assert "img" not in {tag for tag, _ in page.elements}
@@ -109,7 +125,9 @@ def test_what_servers_state_beyond_any_chart_costs_no_page(tmp_path: Path):
     run.run.requests.output_tokens[0] = 2**53
     run.run.endpoints[0].values[:] = 1.8446744073709552e19
     endpoints = run.run.endpoints
-    recorded = PageInputs(requests=run.run.requests, parts=run.parts, endpoints=endpoints, phases=())
+    recorded = PageInputs(
+        requests=run.run.requests, parts=run.parts, reuse=run.reuse.requests, endpoints=endpoints, phases=()
+    )
     data = json.loads(Page(as_html(msgspec.convert(stated, Summary), recorded)).contents["script"][0])
     assert "p99" not in data["engine"].get("ttft", {})
     assert sum(np.isnan(read(data["requests"])["output"])) == 1 + sum(run.run.requests.output_tokens < 0)

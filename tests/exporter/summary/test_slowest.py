@@ -11,8 +11,11 @@ from golden_files import GOLDEN
 from logs import request_log
 
 from sidelight.correlator.exact.work import Stays
+from sidelight.correlator.load.reuse import TOKENS, RequestReuse
 from sidelight.correlator.opening import open_run
+from sidelight.exporter.document import Table
 from sidelight.exporter.evaluation.evaluate import evaluate
+from sidelight.exporter.report.tables.slowest import slowest_section
 from sidelight.exporter.summary.slowest import MOST, SlowRequest, engine_work, slowest
 from sidelight.rundir.columns import take
 from sidelight.rundir.fields import UNSET
@@ -21,7 +24,7 @@ from sidelight.rundir.stats import Missing
 TTFT_MS = (50.0, 300.0, 200.0)
 
 
-def three() -> list[SlowRequest]:
+def three(reuse: RequestReuse | None = None) -> list[SlowRequest]:
     """Three requests, 100 ms apart, of which the engine was scraped at the second alone."""
     rows = [
         {"submit": 100 * at, "end": 100 * at + 400, "trace_id": f"t{at}", "declared": 7, "input": tokens}
@@ -30,7 +33,7 @@ def three() -> list[SlowRequest]:
     parts = take(summaries.parts(), np.arange(3))
     parts = replace(parts, ttft_s=np.array(TTFT_MS) / 1e3)
     waiting = np.array([np.nan, 4.0, np.nan])
-    return slowest(request_log(*rows), parts, waiting, Missing("not scraped"), start_ns=0)
+    return slowest(request_log(*rows), parts, waiting, Missing("not scraped"), reuse, start_ns=0)
 
 
 def test_the_longest_ttft_comes_first_with_its_parts_and_what_ran_beside_it():
@@ -49,6 +52,25 @@ def test_the_longest_ttft_comes_first_with_its_parts_and_what_ran_beside_it():
 
 def test_input_tokens_are_the_servers_else_the_tokenizers():
     assert [9, 9, 7] == [request.input_tokens for request in three()]
+
+
+def test_the_reuse_of_their_prompts_is_shown_where_it_is_known():
+    """Two engines; of the first request no tokens are known, and a router's expectation of none."""
+    known = np.array([np.nan, 16.0, 0.0])
+    reuse = RequestReuse(
+        served_by=np.array(["", "a", "b"], dtype=object),
+        endpoint=np.array(["", "a", "b"], dtype=object),
+        expected_cached_tokens=np.full(3, np.nan),
+        **dict.fromkeys(TOKENS, known),
+    )
+    requests = three(reuse)
+    assert [("a", 16), ("b", 0), ("", None)] == [(each.served_by, each.evicted_tokens) for each in requests]
+    breakdown = summaries.correlated().breakdown
+    _, table = (block for block in slowest_section(requests, breakdown) if isinstance(block, Table))
+    titles = [column.title for column in table.columns]
+    assert ["served by", "cached", "new", "elsewhere", "evicted"] == titles[-5:]
+    assert [["a", 16], ["b", 0], ["", None]] == [[row.cells[1], row.cells[-1]] for row in table.rows]
+    assert 1 == sum(isinstance(block, Table) for block in slowest_section(three(), breakdown))
 
 
 def test_there_are_five_at_most_and_none_without_a_first_token():

@@ -58,7 +58,7 @@ def test_the_final_numbers_are_those_of_the_report(name: str):
     }
     verdict = verdict_of(summary)
     assert last.verdict == verdict
-    page = as_parts(summary, recorded(derived.run, derived.parts))["sections"]
+    page = as_parts(summary, recorded(derived))["sections"]
     text = unescape(re.sub("<[^>]*>", "", page)).replace("\N{NO-BREAK SPACE}", " ")
     assert verdict.headline in text
     queue = summary.correlation.breakdown.queue_ms
