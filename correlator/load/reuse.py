@@ -8,6 +8,7 @@ conversation that it goes on with. A token has its share of the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -64,7 +65,8 @@ class PrefixReuse(Struct, frozen=True, kw_only=True):
     expected: Annotated[ExpectedReuse | UnsetType, doc("By routers' spans; absent where none says it.")] = UNSET
 
 
-class RequestReuse(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestReuse:
     """Columns of n requests: which engine served each, and the reuse of its prompt, NaN where that is not known.
 
     served_by               the engine by its spans, of two that shared it the first; where none is named the router's
@@ -81,10 +83,6 @@ class RequestReuse(NamedTuple):
     new_tokens: Floats
     elsewhere_tokens: Floats
     evicted_tokens: Floats
-
-    def take(self, rows: Ints | Bools | slice) -> RequestReuse:
-        """Return the reuse of some of the requests."""
-        return RequestReuse._make(column[rows] for column in self)
 
     def tokens(self) -> dict[str, Floats]:
         """Return the columns of whole tokens that are known of any request."""

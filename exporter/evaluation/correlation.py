@@ -57,11 +57,13 @@ def correlation_of(measured_run: MeasuredRun, reuse: RunReuse, *, steady: bool =
     measured, parts, rows = measured_run.requests, measured_run.parts, measured_run.rows
     edges = slice_edges(window, measured_run.slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
     met = met_at_submission(measured, run.endpoints)
-    waiting, running = met["requests_waiting"], met["requests_running"]
+    waiting = met["requests_waiting"]
     means = _means(measured_run)
     # A decode engine's queue is `kv_loads`' matter.
     waited_for = [page for page, role in zip(run.endpoints, times.roles, strict=True) if role != "decode"]
-    slow = slowest(measured, parts, waiting, running, reuse.requests.take(rows), start_ns=window.start_ns)
+    reused = take(reuse.requests, rows)
+    beside = {name: met[name] for name in ("requests_waiting", "requests_running")} | reused.tokens()
+    slow = slowest(measured, parts, beside, window.start_ns, reused.engines())
     ok = measured.status == "ok"
     # A reply of nothing but blanks has no TTFT, and the engine ended its request all the same.
     timed_ratio = float((ok & np.isfinite(parts.ttft_s)).sum()) / max(1, int(ok.sum()))

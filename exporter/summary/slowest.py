@@ -23,7 +23,7 @@ from sidelight.correlator.exact.work import (
     used_by_groups,
     used_while_waiting,
 )
-from sidelight.correlator.load.reuse import REUSED, RequestReuse
+from sidelight.correlator.load.reuse import REUSED
 from sidelight.correlator.parts import TTFT_PARTS
 from sidelight.exporter.summary.breakdown import json_name, with_fields
 from sidelight.loadgen.requests.metrics import input_tokens, stamped_ms
@@ -41,9 +41,7 @@ Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 UsedMs = Annotated[Amount, doc("Time of the wait that it used.", "ms")]
 UsedRatio = Annotated[Ratio, doc("used_ms over the wait.", NO_UNIT)]
-Tokens = Annotated[
-    Amount | UnsetType | None, doc("Of its prompt, as in requests.parquet; absent if known of none.", "tokens")
-]
+Tokens = Annotated[Amount | UnsetType | None, doc("Of its prompt; absent where known of no request.", "tokens")]
 PartMs = Annotated[float | None, doc("Of its TTFT; null where it is not known.", "ms")]
 
 
@@ -69,9 +67,7 @@ class SlowRequest(Struct, frozen=True, kw_only=True):
         float | None, doc("Requests running in the engine as it was submitted; null where not known.", "requests")
     ]
     in_flight: Annotated[Count, doc("Our other requests sent before it that had not ended.", "requests")]
-    served_by: Annotated[
-        str | UnsetType, doc("Its engine; absent where not several served, empty where not known.")
-    ] = UNSET
+    served_by: Annotated[str | UnsetType, doc("Its engine, of several; empty where not known.")] = UNSET
 
     if TYPE_CHECKING:
 
@@ -80,23 +76,15 @@ class SlowRequest(Struct, frozen=True, kw_only=True):
 
 
 def slowest(
-    requests: RequestLog,
-    parts: Parts,
-    waiting: Floats | Missing,
-    running: Floats | Missing,
-    reuse: RequestReuse | None = None,
-    *,
-    start_ns: int,
+    requests: RequestLog, parts: Parts, beside: Mapping[str, Floats | Missing], start_ns: int, by: Texts | None = None
 ) -> list[SlowRequest]:
     """Return the five requests with the longest TTFT, the longest first; fewer where fewer have one.
 
-    `waiting` and `running` [n] are those of the engine at each submission.
+    `beside` are the engine's requests at each submission, and tokens by their reuse; `by` are engines.
     """
     timed = np.flatnonzero(np.isfinite(parts.ttft_s))
     order = timed[np.argsort(-parts.ttft_s[timed], kind="stable")][:MOST]
-    beside = {"requests_waiting": waiting, "requests_running": running, **(reuse.tokens() if reuse else {})}
-    engines = reuse.engines() if reuse else None
-    return [_request(requests, parts, row, beside, engines, start_ns) for row in order.tolist()]
+    return [_request(requests, parts, row, beside, start_ns, by) for row in order.tolist()]
 
 
 def _request(
@@ -104,8 +92,8 @@ def _request(
     parts: Parts,
     row: int,
     beside: Mapping[str, Floats | Missing],
-    engines: Texts | None,
     start_ns: int,
+    by: Texts | None,
 ) -> SlowRequest:
     at_ns = requests.submit_ns[row]
     open_then = (requests.submit_ns >= 0) & (requests.submit_ns < at_ns)
@@ -125,7 +113,7 @@ def _request(
         input_tokens=None if tokens is None else int(tokens),
         **{name: None if isinstance(column, Missing) else finite(column[row]) for name, column in beside.items()},
         in_flight=int(open_then.sum()),
-        served_by=UNSET if engines is None else engines[row],
+        served_by=UNSET if by is None else by[row],
     )
 
 

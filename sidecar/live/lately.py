@@ -34,7 +34,7 @@ CLIENTS_S = 60.0  # of a watch: what "requests/s" is the mean of
 MOST = 20_000  # requests of a watch: their statistics cost 30 ms each time
 LARGEST_S = 5.0
 SLOWEST = 3
-_NOT_SHOWN = Missing("not shown")
+_NOT_SHOWN = dict.fromkeys(("requests_waiting", "requests_running"), Missing("not shown"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Lately:
             parts=ended.parts,
             attribution=ended.attribution,
             missing=Counter(ended.reason[ended.reason != ""].tolist()),
-            slowest=slowest(ended.requests, ended.parts, _NOT_SHOWN, _NOT_SHOWN, start_ns=0)[:SLOWEST],
+            slowest=slowest(ended.requests, ended.parts, _NOT_SHOWN, start_ns=0)[:SLOWEST],
             engine_only=ended.engine_only,
         )
         self._add(batch)

@@ -33,7 +33,10 @@ def three(reuse: RequestReuse | None = None) -> list[SlowRequest]:
     parts = take(summaries.parts(), np.arange(3))
     parts = replace(parts, ttft_s=np.array(TTFT_MS) / 1e3)
     waiting = np.array([np.nan, 4.0, np.nan])
-    return slowest(request_log(*rows), parts, waiting, Missing("not scraped"), reuse, start_ns=0)
+    beside = {"requests_waiting": waiting, "requests_running": Missing("not scraped")} | (
+        reuse.tokens() if reuse else {}
+    )
+    return slowest(request_log(*rows), parts, beside, 0, reuse.engines() if reuse else None)
 
 
 def test_the_longest_ttft_comes_first_with_its_parts_and_what_ran_beside_it():
@@ -76,11 +79,11 @@ def test_the_reuse_of_their_prompts_is_shown_where_it_is_known():
 def test_there_are_five_at_most_and_none_without_a_first_token():
     log = request_log(*({"submit": at} for at in range(summaries.SIZE)))
     parts = summaries.parts()
-    unknown = Missing("not scraped")
+    unknown = dict.fromkeys(("requests_waiting", "requests_running"), Missing("not scraped"))
 
-    assert MOST == len(slowest(log, parts, unknown, unknown, start_ns=0))
+    assert MOST == len(slowest(log, parts, unknown, 0))
     never = replace(parts, ttft_s=np.full(summaries.SIZE, np.nan))
-    assert [] == slowest(log, never, unknown, unknown, start_ns=0)
+    assert [] == slowest(log, never, unknown, 0)
 
 
 def two_stays() -> Stays:
