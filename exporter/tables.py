@@ -139,7 +139,10 @@ def write_requests(
     """Write `requests_table` compressed, in row groups of up to 131,072 requests."""
     begins = range(0, max(len(log), 1), _ROW_GROUP)
     stretches = (slice(begin, min(begin + _ROW_GROUP, len(log))) for begin in begins)
-    groups = (requests_table(take(log, rows), take(parts, rows), take(reuse, rows), nodes) for rows in stretches)
+    groups = (
+        requests_table(take(log, rows), take(parts, rows), RequestReuse._make(column[rows] for column in reuse), nodes)
+        for rows in stretches
+    )
     first = next(groups)
     with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
         for group in chain([first], groups):

@@ -8,7 +8,6 @@ conversation that it goes on with. A token has its share of the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -65,8 +64,7 @@ class PrefixReuse(Struct, frozen=True, kw_only=True):
     expected: Annotated[ExpectedReuse | UnsetType, doc("By routers' spans; absent where none says it.")] = UNSET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestReuse:
+class RequestReuse(NamedTuple):
     """Columns of n requests: which engine served each, and the reuse of its prompt, NaN where that is not known.
 
     served_by               the engine by its spans, of two that shared it the first; where none is named the router's

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from sidelight.correlator.estimate.intervals import Observed, pick
-from sidelight.correlator.load.reuse import RunReuse, prefix_reuse
+from sidelight.correlator.load.reuse import RequestReuse, RunReuse, prefix_reuse
 from sidelight.correlator.opening import WatchRun
 from sidelight.correlator.requests import first_output_ns
 from sidelight.correlator.statistics.association import associations, rank_correlation
@@ -61,7 +61,7 @@ def correlation_of(measured_run: MeasuredRun, reuse: RunReuse, *, steady: bool =
     means = _means(measured_run)
     # A decode engine's queue is `kv_loads`' matter.
     waited_for = [page for page, role in zip(run.endpoints, times.roles, strict=True) if role != "decode"]
-    reused = take(reuse.requests, rows)
+    reused = RequestReuse._make(column[rows] for column in reuse.requests)
     beside = {name: met[name] for name in ("requests_waiting", "requests_running")} | reused.tokens()
     slow = slowest(measured, parts, beside, window.start_ns, reused.engines())
     ok = measured.status == "ok"

@@ -78,7 +78,7 @@ def page_data(summary: Summary, recorded: PageInputs, *, trace_url: str = "") ->
             **request_columns(log, sent_ns, start_ns, with_ids=not are_derived),
             **_load_columns(log, recorded.endpoints),
             **part_columns(parts),
-            **_reuse_columns(take(recorded.reuse, rows)),
+            **_reuse_columns(RequestReuse._make(column[rows] for column in recorded.reuse)),
         }),
         "gaugesAt": pack({f"{kind}{at}": column for at, (*_, times, values) in enumerate(engines)
                           for kind, column in (("time", times), ("value", values))}),

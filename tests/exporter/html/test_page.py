@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import shutil
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def test_the_page_has_what_is_known_of_engines_and_caches(engines: tuple[str, ..
     """Of one engine not which served; of requests of which no tokens are known no column."""
     run = derived("vllm_spans", tmp_path)
     rows, reuse = np.arange(len(run.run.requests)), run.reuse.requests
-    reuse = replace(reuse, served_by=np.array(engines, dtype=object)[rows % 2], evicted_tokens=rows.astype(float))
+    reuse = reuse._replace(served_by=np.array(engines, dtype=object)[rows % 2], evicted_tokens=rows.astype(float))
     recorded = PageInputs(requests=run.run.requests, parts=run.parts, reuse=reuse, endpoints=(), phases=())
     columns = json.loads(Page(as_html(run.summary, recorded)).contents["script"][0])["requests"]
     read_columns = read(columns)
