@@ -69,6 +69,7 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int =
             arrival=None if twin.beside else _arrival(config, of_engine.submit_s),
             concurrency=config.get("concurrency") if config.get("rate") is None else None,
             longest=(run.manifest.get("target") or {}).get("max_model_len"),
+            has_prefix_cache=_has_prefix_cache(run),
         )
         for each, of_engine in zip(twin.engines, measured, strict=True)
     )
@@ -183,6 +184,13 @@ def _unfit(run: Run, whole: int, finished: float) -> str:
             f"{'Let all clients send spans' if is_watch else 'Run while nobody else uses the engine'}"
         )
     return ""
+
+
+def _has_prefix_cache(run: Run) -> bool | None:
+    """Return whether engines have a prefix cache, by vLLM's pages; None where none says or they differ."""
+    labels = (pair for page in run.endpoints for series in page.series for pair in series.labels)
+    stated = {value == "True" for name, value in labels if name == "enable_prefix_caching"}
+    return stated.pop() if len(stated) == 1 else None
 
 
 def _arrival(config: dict[str, object], submit_s: Floats) -> Arrival | None:

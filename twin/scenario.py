@@ -79,6 +79,7 @@ class Twin:
     arrival      its process, None where gaps are drawn from its own
     concurrency  of a closed loop, else None
     longest      tokens of a request that the model takes, None where that is not known
+    has_prefix_cache  by the engine's page, None where it does not say
     notes        what holds of the traffic
     name         the engine's, "" of the only one
     beside       twins of the other engines that shared the run's requests, each with those that it served
@@ -93,6 +94,7 @@ class Twin:
     arrival: Arrival | None = None
     concurrency: int | None = None
     longest: int | None = None
+    has_prefix_cache: bool | None = None
     notes: tuple[str, ...] = ()
     name: str = ""
     beside: tuple[Twin, ...] = ()

@@ -19,6 +19,7 @@ from sidelight.loadgen.plan.workloads.request import WorkloadRequest
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import Ints
 from sidelight.rundir.printable.errors import code_of
+from sidelight.rundir.printable.numbers import percent
 from sidelight.twin.engine.fit import LEAST_REQUESTS
 from sidelight.twin.engine.steps import AnsweredRequests
 from sidelight.twin.scenario import Twin, span_s
@@ -28,10 +29,9 @@ _CACHE_BLOCK = 16  # tokens
 _SEED = 1
 _Pieces = Sequence[tuple[Hashable, int]]  # what a prompt begins with: equal keys are equal tokens, so many
 _AS_ASKED = "outputs are as long as they are asked for"
-_NONE_CACHED = (
-    "nothing is taken as cached, as nothing was in the run; an engine with a prefix cache is faster: give a run whose "
-    "prompts share beginnings"
-)
+_LITTLE = 0.02  # of the prompts' tokens: whether so few are cached makes no difference
+_NONE_CACHED = "nothing is taken as cached: the engine has no prefix cache, by its page"
+_AS_SHARED = "what prompts share is taken as cached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def _of_workload(twin: Twin, name: str, given: str) -> Twin:
     if any(each.turns for each in drawn):
         raise _of_sessions(given)
     prompts = np.array([each.input_tokens for each in drawn])
-    cached, notes = _cached(map(_shared, drawn), prompts, twin)
+    cached, notes = _cached(map(_shared, drawn), prompts, twin, given)
     outputs = np.array([each.max_tokens for each in drawn])
     traffic = replace(traffic, prompt_tokens=prompts, cached_tokens=cached, output_tokens=outputs)
     return replace(twin, traffic=traffic, notes=(_AS_ASKED, *notes))
@@ -114,7 +114,7 @@ def _of_trace(twin: Twin, trace: ArrivalTrace, given: str) -> Twin:
     """Return a twin with the traffic of a trace, which comes as it did."""
     if trace.later is not None and any(trace.later):
         raise _of_sessions(given)
-    cached, notes = _cached(_blocks(trace), trace.input_tokens, twin)
+    cached, notes = _cached(_blocks(trace), trace.input_tokens, twin, given)
     traffic = AnsweredRequests(
         submit_s=trace.offsets_ns / 1e9,
         prompt_tokens=trace.input_tokens,
@@ -189,18 +189,24 @@ def _blocks(trace: ArrivalTrace) -> Iterator[_Pieces]:
         yield [(number, trace.block_tokens) for number in numbers]
 
 
-def _cached(prompts: Iterable[_Pieces], tokens: Ints, twin: Twin) -> tuple[Ints, tuple[str, ...]]:
+def _cached(prompts: Iterable[_Pieces], tokens: Ints, twin: Twin, given: str) -> tuple[Ints, tuple[str, ...]]:
     """Return the prompts' cached tokens, and a note.
 
-    A request before began with them too; none are cached where the run showed no prefix cache.
+    A request before began with them too; none are cached where the engine has no prefix cache.
+
+    Raises ConfigurationError where neither the run nor its page shows whether it has.
     """
     seen: set[Hashable] = set()
     shared: Ints = np.array([_known(pieces, seen) for pieces in prompts], np.int64)
-    if not shared.any():
-        return shared, ()
-    if not twin.requests.cached_tokens.any():
-        return np.zeros_like(shared), (_NONE_CACHED,)
-    return np.minimum(shared // _CACHE_BLOCK * _CACHE_BLOCK, tokens - 1), ("what prompts share is taken as cached",)
+    if shared.sum() <= _LITTLE * tokens.sum() or twin.has_prefix_cache is False:
+        return np.zeros_like(shared), (_NONE_CACHED,) if shared.any() and twin.has_prefix_cache is False else ()
+    if twin.has_prefix_cache is None and not twin.requests.cached_tokens.any():
+        raise ConfigurationError(
+            "predict.traffic",
+            f"{given}: its prompts share {percent(shared.sum() / tokens.sum())} of their tokens, and the run does not "
+            "show whether the engine caches them; give a run whose prompts share their beginnings",
+        )
+    return np.minimum(shared // _CACHE_BLOCK * _CACHE_BLOCK, tokens - 1), (_AS_SHARED,)
 
 
 def _known(pieces: _Pieces, seen: set[Hashable]) -> int:

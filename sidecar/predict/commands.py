@@ -135,7 +135,7 @@ def predict(  # noqa: PLR0913  an argument is an option
         twin, loads, run_id=run.manifest["run_id"], traffic=other.text, slo=objectives, price=price, measure=measure
     )
     if output is not None:
-        write_page(output, predicted, twin, loads[-1].settings)
+        write_page(output, predicted, twin, loads[-1])
     if as_json:
         sys.stdout.write(json.dumps(msgspec.to_builtins(predicted), indent=2) + "\n")
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ _PLAYS = 12
 _P99 = QUANTILES.index(0.99)
 
 
-def write_page(path: Path, predicted: Predicted, twin: Twin, settings: Mapping[str, int]) -> None:
-    """Write the page of predictions, one file that connects to nothing; curves are under `settings`, if there are.
+def write_page(path: Path, predicted: Predicted, twin: Twin, scenario: Scenario) -> None:
+    """Write the page of predictions, one file that connects to nothing.
+
+    Curves have the arrivals, replicas and router of a scenario, without its settings, and with them if there are.
 
     Raises ConfigurationError where it cannot be written.
     """
     title = f"Sidelight prediction of {predicted.run_id}"
-    text = as_page(title, _sections(predicted), {"plots": _plots(twin, settings)}, styles=STYLES, scripts=SCRIPTS)
+    text = as_page(title, _sections(predicted), {"plots": _plots(twin, scenario)}, styles=STYLES, scripts=SCRIPTS)
     try:
         replace_file(path, lambda file: file.write(without_secrets(text).encode()))
     except OSError as error:
@@ -44,16 +47,19 @@ def _sections(predicted: Predicted) -> Iterator[str]:
     yield section(Section(name="details", title="p99 by rate, and scenarios", content=tuple(details(predicted))))
 
 
-def _plots(twin: Twin, settings: Mapping[str, int]) -> list[dict[str, Any]]:
-    lines = {"as the engine was": {}, **({_words(settings): settings} if settings else {})}
-    curves = {name: _curve(twin, changed) for name, changed in lines.items()}
+def _plots(twin: Twin, scenario: Scenario) -> list[dict[str, Any]]:
+    lines = {"as the engine was": replace(scenario, settings={})}
+    if scenario.settings:
+        lines[", ".join(f"{name}={value}" for name, value in scenario.settings.items())] = scenario
+    curves = {name: _curve(twin, each) for name, each in lines.items()}
     shown = quantiles_of(twin.observed_ms)[:, _P99]
     measured = {"name": "measured", "x": [twin.rate_per_s], "low": [None], "high": [None]}
-    is_of_run = twin.traffic is twin.requests
+    is_of_run = twin.traffic is twin.requests and scenario.replicas == 1 and scenario.arrival is None
+    also = f", {scenario.replicas} replicas by {scenario.router}" if scenario.replicas > 1 else ""
     return [
         {
             "name": name.replace("_", "-"),
-            "title": f"{NAMES[name]} p99",
+            "title": f"{NAMES[name]} p99{also}",
             "kind": "line",
             "level": "90 %",
             "x_title": "requests/s",
@@ -69,13 +75,10 @@ def _plots(twin: Twin, settings: Mapping[str, int]) -> list[dict[str, Any]]:
     ]
 
 
-def _words(settings: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _curve(twin: Twin, settings: Mapping[str, int]) -> Sequence[Prediction]:
+def _curve(twin: Twin, scenario: Scenario) -> Sequence[Prediction]:
     """Return the predictions at rates around the run's; those that are refused are left out."""
-    scenarios = (Scenario(label="", rate_per_s=factor * twin.rate_per_s, settings=settings) for factor in _RATES)
+    rates = (factor * twin.rate_per_s * scenario.replicas for factor in _RATES)
+    scenarios = (replace(scenario, rate_per_s=rate, concurrency=None) for rate in rates)
     predictions = (predict(twin, each, plays=_PLAYS) for each in scenarios)
     return [each for each in predictions if isinstance(each, Prediction)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,20 @@ def test_an_engine_that_served_others_too_is_refused(sidelight: Run, tmp_path: P
         )
     log.close()
     assert sidelight("predict", tmp_path / "run", "--rate", "2", "--known", "max-num-seqs=16").code == code
+
+
+@pytest.mark.parametrize(("stated", "code"), [("True", 0), ("False", 0), ("", 2)])
+def test_whether_shared_prompts_are_cached_is_on_the_page(
+    sidelight: Run, directory: Path, tmp_path: Path, stated: str, code: int
+) -> None:
+    path = Path(shutil.copytree(directory, tmp_path / "run"))
+    log = ScrapeLog(path / "raw/scrapes-0.log")
+    label = f'{{enable_prefix_caching="{stated}"}}' if stated else ""
+    log.append(scraped(10**18, f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{label} 1\n"))
+    log.close()
+    (tmp_path / "shared.yaml").write_text("input: 100\noutput: 20\nprefixes: {count: 2, tokens: 500}\n")
+    asked = ("--rate", "1", "--known", "max-num-seqs=16,max-num-batched-tokens=1024")
+    assert sidelight("predict", path, "--workload", str(tmp_path / "shared.yaml"), *asked).code == code
 
 
 def test_a_predicted_load_is_sent_and_measured(sidelight: Run, tmp_path: Path) -> None:
