@@ -166,7 +166,7 @@ def main() -> None:
             for sentence in watched.fresh():
                 said += 1
                 print(f"{clock(now_s)}: {sentence}")
-            if watched.objectives and watched.history is not None:
+            if watched.objectives and watched.histories:
                 print(f"{clock(now_s)}: {judged.add(watched, stage, sum(lately) / (poll_s * len(lately)))}")
         left = take(some, slice(ends[-1], None))
     print(f"{requests:,} requests in {asked.days:g} days; {said} changes said; headroom: {dict(judged.counts)}", end="")

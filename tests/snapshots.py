@@ -138,7 +138,7 @@ def snapshot(step: int) -> Snapshot:
             read_to_s=math.inf,
             broken_traces={("gateway", "new_trace"): step},
             headroom={"estimate": 1.3, "low": 1.1, "high": 1.6},
-            drift={("step", "estimate"): 1.09, ("step", "low"): 1.07, ("step", "high"): 1.11},
-            drift_since_s={"step": 1.7e9},
+            drift={("", "step", "estimate"): 1.09, ("", "step", "low"): 1.07, ("", "step", "high"): 1.11},
+            drift_since_s={("", "step"): 1.7e9},
         ),
     )

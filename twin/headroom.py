@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -127,19 +127,22 @@ class TrafficSample:
         if not self.requests:
             return Missing("no request has ended")
         requests = from_origin(self.requests, float(self.requests.submit_s[0]))
-        names = sorted({*requests.served_by.tolist()} - {""}) if self.engines > 1 else []
-        if 1 < self.engines != len(names):
-            return Missing(OF_PAGES.format(pages=self.engines, engines=len(names) or 1))
-        if names:
-            requests = take(requests, requests.served_by != "")
-        if len(requests) < LEAST_WHOLE * self.count:
+        engines = replace(self, requests=requests).by_engine()
+        if 1 < self.engines != len(engines):
+            return Missing(OF_PAGES.format(pages=self.engines, engines=len(engines) or 1))
+        if (whole := sum(map(len, engines.values()))) < LEAST_WHOLE * self.count:
             return Missing(
-                f"of the last {self.count} requests {len(requests)} succeeded and have a known first token, prompt and "
+                f"of the last {self.count} requests {whole} succeeded and have a known first token, prompt and "
                 "output, and all others took steps that are not seen"
             )
-        return twin_of_engines(
-            {name: take(requests, requests.served_by == name) for name in names} or {"": requests}, known
-        )
+        return twin_of_engines(engines, known)
+
+    def by_engine(self) -> dict[str, SpannedRequests]:
+        """Return the requests by the engines that spans name; those of the only engine under ""."""
+        if self.requests is None or self.engines < 2:
+            return {} if self.requests is None else {"": self.requests}
+        names = sorted({*self.requests.served_by.tolist()} - {""})
+        return {name: take(self.requests, self.requests.served_by == name) for name in names}
 
 
 @dataclass(slots=True)

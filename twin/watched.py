@@ -1,4 +1,4 @@
-"""The engine of a watch: the headroom of its traffic, and lasting changes of its steps against a baseline."""
+"""The engines of a watch: the headroom of their traffic, and lasting changes of their steps against baselines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from sidelight.twin.engine.play import SEATS
 from sidelight.twin.engine.spans import from_origin, spanned_requests
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.model import BLUR
-from sidelight.twin.scenario import settings_of
+from sidelight.twin.scenario import Twin, settings_of
 
 FIRST_S = 900.0  # of a watch: what the engine's steps are fitted to
 _SEATS_NS = round(FIRST_S * 1e9)
 _LAST_S, _MOST = 420.0, 6000  # requests: a minute of 100 requests/s that last some seconds
+_MOST_GONE = 8  # engines of which nothing came lately
 
 
 class ShownSeats(NamedTuple):
@@ -40,19 +41,20 @@ class ShownSeats(NamedTuple):
 
 @dataclass(slots=True)
 class WatchedEngine:
-    """The engine of a watch: the headroom of its traffic within `objectives`, and its drift.
+    """The engines of a watch: the headroom of their traffic within `objectives`, and the drift of each.
 
-    `known` are settings of the engine, a `baseline` is the history of a recorded watch. The history is None until the
-    twin of the first quarter of an hour is known. `changes` are those that last, by part, as of the last minute that
-    was followed. The last restart is remembered, s Unix, with a sentence if the engine has other seats since.
+    `known` are settings of the engines, a `baseline` is the history of a recorded watch. `histories` are by the process
+    of an engine, "" of the only one; there is none until the twin of the first quarter of an hour is known. `changes`
+    are those that last, by process and part, as of the last minute, of engines with requests lately. The last restart
+    is remembered, s Unix, with a sentence if the only engine has other seats since.
     """
 
     objectives: Sequence[Objective] = ()
     known: Mapping[str, int] = field(default_factory=dict)
     baseline: EngineHistory | None = None
     headroom: Headroom = field(default_factory=Headroom)
-    history: EngineHistory | None = None
-    changes: Mapping[str, LastingChange] = field(default_factory=dict)
+    histories: dict[str, EngineHistory] = field(default_factory=dict)
+    changes: dict[str, Mapping[str, LastingChange]] = field(default_factory=dict)
     restarted_s: float | None = None
     restart: str = ""
     _traffic: RecentTraffic = field(default_factory=RecentTraffic)
@@ -61,7 +63,7 @@ class WatchedEngine:
     _seats_due_ns: int = 0
     _seats: ShownSeats = field(default_factory=ShownSeats)
     _seats_before: ShownSeats = field(default_factory=ShownSeats)
-    _said: set[tuple[str, float]] = field(default_factory=set)
+    _said: set[tuple[str, str, float]] = field(default_factory=set)
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
         self._traffic.take(ended, now_ns)
@@ -92,19 +94,27 @@ class WatchedEngine:
         return estimate
 
     def follow(self, lately: TrafficSample, of_twin: TrafficSample, now_ns: int) -> None:
-        """Add the minute since the last time to the history."""
+        """Add the minute since the last time to the history of each engine."""
         self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
-        if lately.engines > 1 or lately.requests is None:
-            return
-        if self.history is None and self.baseline is not None:
-            self.history = replace(self.baseline, until_s=self._begun_ns / 1e9)
-        if self.history is None and now_ns - self._begun_ns >= FIRST_S * 1e9:
-            twin = of_twin.twin(self.known)
-            self.history = None if isinstance(twin, Missing) else begun(twin.fitted, now_ns / 1e9)
-        if self.history is not None:
-            origin_s = now_ns / 1e9 - _LAST_S
-            self.history = continued(self.history, from_origin(lately.requests, origin_s), origin_s, now_ns / 1e9)
-            self.changes = self.history.changes(self.changes)
+        engines = lately.by_engine()
+        new = engines.keys() - self.histories.keys()
+        if new and self.baseline is not None:
+            self.histories |= dict.fromkeys(new, replace(self.baseline, until_s=self._begun_ns / 1e9))
+        elif new and now_ns - self._begun_ns >= FIRST_S * 1e9 and isinstance(twin := of_twin.twin(self.known), Twin):
+            self.histories |= {each.name: begun(each.fitted, now_ns / 1e9) for each in twin.engines if each.name in new}
+        for gone in [*self.histories.keys() - engines.keys()][_MOST_GONE:]:
+            del self.histories[gone]
+        origin_s = now_ns / 1e9 - _LAST_S
+        self.histories |= {
+            name: continued(self.histories[name], from_origin(requests, origin_s), origin_s, now_ns / 1e9)
+            for name, requests in engines.items()
+            if name in self.histories
+        }
+        self.changes = {
+            name: history.changes(self.changes.get(name, {}))
+            for name, history in self.histories.items()
+            if name in engines
+        }
 
     def _compare_seats(self, sample: TrafficSample, now_ns: int) -> None:
         """Compare the seats that traffic shows with those before the last restart; stated ones may be others since."""
@@ -135,23 +145,38 @@ class WatchedEngine:
         """Return headroom and changes as a watch records them, empty where nothing is known."""
         headroom = self.headroom
         changes = [
-            {"part": part, "since_ns": round(since_s * 1e9), "text": text, **_bounds(self.changes.get(part))}
-            for (part, since_s), text in self._sentences().items()
+            {"process": name, "part": part, "since_ns": round(since_s * 1e9), "text": text}
+            | _bounds(self.changes.get(name, {}).get(part))
+            for (name, part, since_s), text in self._sentences().items()
         ]
         said_headroom = {"text": headroom.text, **headroom.ratios} if headroom.text else {}
         return {"headroom": said_headroom, "changes": changes} if said_headroom or changes else {}
 
-    def _sentences(self) -> dict[tuple[str, float], str]:
-        """Return sentences by part and begin."""
+    def _sentences(self) -> dict[tuple[str, str, float], str]:
+        """Return sentences by process, part and begin."""
         sentences = {
-            (part, change.since_s): said(part, change, self.restarted_s) for part, change in self.changes.items()
+            (name, part, change.since_s): _of(name) + said(part, change, None if name else self.restarted_s)
+            for name, changes in self.changes.items()
+            for part, change in changes.items()
         }
-        return sentences | ({("restart", self.restarted_s or 0.0): self.restart} if self.restart else {})
+        return sentences | ({("", "restart", self.restarted_s or 0.0): self.restart} if self.restart else {})
 
-    def ratios(self) -> dict[tuple[str, str], float]:
-        """Return the ratios of the last quarter of an hour, by part and bound."""
-        ratios = {} if self.history is None else self.history.ratios()
-        return {(part, bound): value for part, ratio in ratios.items() for bound, value in _bounds(ratio).items()}
+    def ratios(self) -> dict[tuple[str, str, str], float]:
+        """Return the ratios of the last quarter of an hour, by process, part and bound."""
+        return {
+            (name, part, bound): value
+            for name, history in self.histories.items()
+            for part, ratio in history.ratios().items()
+            for bound, value in _bounds(ratio).items()
+        }
+
+    def since_s(self) -> dict[tuple[str, str], float]:
+        """Return the beginnings of changes that last, s Unix, by process and part."""
+        return {(name, part): each.since_s for name, parts in self.changes.items() for part, each in parts.items()}
+
+
+def _of(name: str) -> str:
+    return f"{name}: " if name else ""
 
 
 def _bounds(change: LastingChange | None) -> dict[str, float]:

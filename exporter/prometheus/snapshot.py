@@ -198,8 +198,8 @@ class WatchCounts:
     is what the windows hold; `repeated` spans came again, `evicted` were too many, `probes` are of health probes.
     `whole_traces` are requests whose client and engine are in one trace, `broken_traces` others by the service at which
     it breaks and how. `errors` are our defects that cost what had just come; `cpu_s` is of the process that serves
-    the page. `headroom` is by bound: the estimate, low and high; `drift` by part and bound, with the begin of changes
-    that last. `read_to_s` is the moment, by the monotonic clock, up to which all that the receiver had logged was read.
+    the page. `headroom` is by bound: the estimate, low and high; `drift` by process, part and bound, with the begin of
+    changes that last. `read_to_s` is the moment, by the monotonic clock, up to which all that was logged was read.
     """
 
     receiver: Mapping[str, int]
@@ -216,8 +216,8 @@ class WatchCounts:
     whole_traces: int = 0
     broken_traces: Mapping[tuple[str, str], int] = field(default_factory=dict)
     headroom: Mapping[str, float] = field(default_factory=dict)
-    drift: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    drift_since_s: Mapping[str, float] = field(default_factory=dict)
+    drift: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    drift_since_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     read_to_s: float | None = None
 
 

@@ -400,11 +400,12 @@ _WATCH = (
         "How many times the traffic of late would meet the objectives of --slo, by a prediction (bound: estimate, and "
         "low and high, which hold 9 in 10 truths); none where nothing can be predicted.",
         "headroom"),
-    MetricRow("drift", "gauge", "1", ("part", "bound"),
+    MetricRow("drift", "gauge", "1", ("process", "part", "bound"),
         "Time of the engine's steps and of its prefill at equal batch and length, and lengths of prompts and outputs: "
-        "the last quarter of an hour over the baseline (--baseline, else the first hour), with a 90 % interval.",
+        "the last quarter of an hour over the baseline (--baseline, else the first hour), with a 90 % interval. "
+        "process: of several engines, by their spans.",
         "drift"),
-    MetricRow("drift_since", "gauge", "s", ("part",),
+    MetricRow("drift_since", "gauge", "s", ("process", "part"),
         "When a change that lasts began, s Unix; absent without one.", "drift_since_s"),
     MetricRow("window_size", "gauge", "", ("what",), "How much is kept for requests that go on.", "sizes"),
 )

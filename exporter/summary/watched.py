@@ -66,6 +66,7 @@ class SaidHeadroom(Struct, frozen=True, kw_only=True):
 class SaidChange(Struct, frozen=True, kw_only=True):
     """A lasting change of an engine or its traffic, as the watch said it last."""
 
+    process: Annotated[str, doc("The engine's process by its spans; empty of the only engine.")] = ""
     part: Annotated[str, doc("What changed, as in sidelight_drift_ratio; or `restart`.")]
     since_ns: Annotated[StampNs, doc("When it began.", "ns")]
     text: Annotated[str, doc("The sentence.")]
@@ -120,7 +121,11 @@ def watched_traffic(run: WatchRun, watched: Replayed, window: Window) -> Watched
     ]
     shards = [_shard(shard) for shard in run.shards]
     estimated = [event for event in run.events if event.name == ESTIMATED]
-    changes = {(each["part"], each["since_ns"]): each for event in estimated for each in event.data["changes"]}
+    changes = {
+        (each.get("process"), each["part"], each["since_ns"]): each
+        for event in estimated
+        for each in event.data["changes"]
+    }
     headroom = [{"at_ns": each.at_ns, **each.data["headroom"]} for each in estimated if each.data["headroom"]]
     return WatchedTraffic(
         begun_ns=begun_ns,

@@ -328,7 +328,7 @@ class WatchView:
                 broken_traces=self._requests.count.broken.copy(),
                 headroom=self._twin.headroom.ratios,
                 drift=self._twin.ratios(),
-                drift_since_s={part: change.since_s for part, change in self._twin.changes.items()},
+                drift_since_s=self._twin.since_s(),
                 read_to_s=self._exports.read_to_s,
             ),
         )

@@ -126,8 +126,8 @@ CONTRACT = {
     "sidelight_no_client_part_seconds_bucket": {"part", "le"},
     "sidelight_requests_total": {"source"},
     "sidelight_breakdown_pending": set(),
-    "sidelight_ttft_part_mean_seconds": {"part"},
-    **{name: {"part"} for name in ("sidelight_ttft_largest_part_ratio", "sidelight_drift_since_seconds")},
+    **{f"sidelight_ttft_{name}": {"part"} for name in ("part_mean_seconds", "largest_part_ratio")},
+    "sidelight_drift_since_seconds": {"process", "part"},
     "sidelight_breakdown_quality_total": {"quality"},
     "sidelight_gateway_requests_total": {"first_output"},
     "sidelight_breakdown_missing_total": {"reason"},
@@ -154,7 +154,7 @@ CONTRACT = {
     "sidelight_broken_traces_total": {"service", "how"},
     "sidelight_window_size": {"what"},
     "sidelight_headroom_ratio": {"bound"},
-    "sidelight_drift_ratio": {"part", "bound"},
+    "sidelight_drift_ratio": {"process", "part", "bound"},
 }
 
 

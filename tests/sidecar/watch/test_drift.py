@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 from played_runs import arrivals, engine, lengths, simulated
 from played_twins import ended, longer, slowing
@@ -16,6 +18,7 @@ from sent_spans import NOON, S
 from watched_traffic import exports_of, watched_directory
 
 from sidelight.recorded.errors import ConfigurationError
+from sidelight.rundir.columns import concat, same_text, take
 from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
 from sidelight.sidecar.watch.panel import WatchState, panel_rows
 from sidelight.sidecar.watch.view import WatchView
@@ -72,8 +75,8 @@ def test_an_engine_that_takes_longer_is_said_once_and_shown(
     assert " 23:33 UTC steps of the same batch take " in said
     assert said.endswith("the engine did not restart.")
     assert page is not None
-    assert page.drift["step", "low"] < 1.08 < page.drift["step", "high"]
-    assert page.drift_since_s["step"] == pytest.approx(NOON / S + 80 * MINUTE, abs=3 * MINUTE)
+    assert page.drift["", "step", "low"] < 1.08 < page.drift["", "step", "high"]
+    assert page.drift_since_s["", "step"] == pytest.approx(NOON / S + 80 * MINUTE, abs=3 * MINUTE)
     assert " 23:33 UTC steps" in " ".join(str(block) for block in panel_rows(state))
 
 
@@ -84,8 +87,8 @@ def test_nothing_is_said_of_an_engine_as_it_was(tmp_path: Path, before: list[Vir
         assert watch(tmp_path, exports, view, begin=0, end=79) == []
         page = view.snapshot(restarts=0).watch
     assert page is not None
-    assert page.drift["step", "low"] < 1.01
-    assert page.drift["step", "high"] > 0.99
+    assert page.drift["", "step", "low"] < 1.01
+    assert page.drift["", "step", "high"] > 0.99
     assert page.drift_since_s == {}
 
 
@@ -101,7 +104,7 @@ def test_another_watch_is_a_baseline(
         page = view.snapshot(restarts=0).watch
     assert "steps of the same batch take" in said
     assert page is not None
-    assert page.drift["step", "low"] > 1.05
+    assert page.drift["", "step", "low"] > 1.05
 
 
 def test_what_says_too_little_is_no_baseline(
@@ -130,8 +133,34 @@ def test_other_seats_behind_a_restart_are_said_and_replace_stated_ones() -> None
         begin_s += 16 * MINUTE
     assert [text[:46] for text in said if "restarted" in text] == ["The engine restarted at 2023-11-14 22:29 UTC: "]
     assert watched.known == {"max-num-seqs": 1}
-    assert watched.history is not None
-    assert watched.history.fitted.seats == 16
+    assert watched.histories[""].fitted.seats == 16
+
+
+def test_of_two_engines_the_slower_is_said() -> None:
+    """Each is compared with itself, with the process of its spans in the sentence, the metric and the record."""
+    watched, begin_s = watched_engine(), NOON / S
+    both = []
+    for name, slower in (("a", 1.0), ("b", 1.08)):
+        at_s = arrivals(1500, RATE_PER_S, ord(name))
+        some = slowing(
+            at_s, *lengths(1500, ord(name), prompt=200, output=25), changed_s=80 * MINUTE, slower=slower, seats=16
+        )
+        both.append(replace(from_origin(some, -begin_s), served_by=same_text(name, len(some))))
+    requests = concat(both)
+    requests, since, said = take(requests, np.argsort(requests.last_s, kind="stable")), 0, list[str]()
+    for minute in range(1, 97):
+        until = int(np.searchsorted(requests.last_s, begin_s + minute * MINUTE))
+        now_ns = round((begin_s + minute * MINUTE) * S)
+        watched.take(ended(take(requests, np.arange(since, until))), now_ns)
+        watched.estimation(now_ns, engines=2, finished_per_s=None, restarted_s=None)()
+        since, said = until, said + watched.fresh()
+    (sentence,) = said
+    assert sentence.startswith("b: Since ")
+    assert "steps of the same batch take" in sentence
+    assert watched.ratios()["b", "step", "low"] < 1.08 < watched.ratios()["b", "step", "high"]
+    assert watched.ratios()["a", "step", "estimate"] == pytest.approx(1.0, abs=0.01)
+    assert watched.since_s()["b", "step"] == pytest.approx(begin_s + 80 * MINUTE, abs=3 * MINUTE)
+    assert [each["process"] for each in watched.estimates()["changes"]] == ["b"]
 
 
 def _state(view: WatchView, minute: int) -> WatchState:
