@@ -114,6 +114,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--max-num-batched-tokens", type=int, default=limits.max_num_batched_tokens, help="token budget of a step")
     add("--max-model-len", type=int, default=limits.max_model_len, help="most prompt and output tokens of a request")
     add("--kv-blocks", type=int, default=limits.kv_blocks, help=f"KV cache, in blocks of {limits.block_size} tokens")
+    add("--kv-host-blocks", type=int, default=limits.kv_host_blocks, help="host memory behind the KV cache, in blocks")
     _add_behaviour(parser)
     _add_pair(parser)
     add("--no-tokenize", action="store_true", help="do not serve /tokenize and /detokenize")
@@ -256,6 +257,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             kv_blocks=options.kv_blocks,
+            kv_host_blocks=options.kv_host_blocks,
             max_model_len=options.max_model_len,
             seed=options.seed,
             speed=speed_profile(options.speed_profile),

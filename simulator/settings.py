@@ -16,6 +16,8 @@ POLICIES = ("fcfs", "shortest-first", "priority")
 KV_ROLES = ("prefill", "decode")
 #: A token's keys and values, as of Llama 3 8B: 32 layers, 8 heads of 128 numbers of 2 bytes.
 KV_TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
+#: From host memory, over PCIe 4.0 with 16 lanes: 5.2 us a token.
+KV_HOST_BYTES_PER_S = 25e9
 
 
 class SettingsError(ValueError):
@@ -75,6 +77,9 @@ class EngineSettings:
     Each decode step verifies `draft_tokens` of speculative decoding, 0 without it: each is accepted with probability
     `accept_ratio` where those before it were. It takes as long as a step without them.
 
+    What leaves the KV cache stays in `kv_host_blocks` of host memory, 0 without. A prompt's prefix there is loaded at
+    KV_HOST_BYTES_PER_S within the step that first computes for it.
+
     At most `max_loras` LoRA adapters run at once, and as many are held: another is loaded in `lora_load_s`, within the
     step that first computes for it.
     """
@@ -98,6 +103,7 @@ class EngineSettings:
     kv_async: bool = True
     draft_tokens: int = 0
     accept_ratio: float = 0.0
+    kv_host_blocks: int = 0
     max_loras: int = 1
     lora_load_s: float = 0.0
 
@@ -106,6 +112,10 @@ class EngineSettings:
         for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size", "max_loras"):
             if (limit := getattr(self, name)) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')} {limit}: must be 1 or more")
+        if self.kv_host_blocks < 0:
+            raise SettingsError(f"--kv-host-blocks {self.kv_host_blocks}: must be 0 or more")
+        if self.kv_host_blocks and self.kv_role:
+            raise SettingsError(f"--kv-host-blocks: not with --role {self.kv_role}")
         if self.max_model_len < 2:
             raise SettingsError(f"--max-model-len {self.max_model_len}: must be 2 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -220,6 +230,8 @@ class SimulatorSettings:
         if self.engine_settings.kv_role and self.engine == "trtllm":
             role = self.engine_settings.kv_role
             raise SettingsError(f"--role {role}: not with --engine trtllm; vllm and sglang have roles")
+        if self.engine_settings.kv_host_blocks and self.engine == "trtllm":
+            raise SettingsError("--kv-host-blocks: not with --engine trtllm; vllm and sglang have it")
         if self.engine_settings.draft_tokens and self.engine != "vllm":
             raise SettingsError(f"--speculation: not with --engine {self.engine}; leave --engine out: vllm speculates")
         if self.lora_modules and self.engine != "vllm":

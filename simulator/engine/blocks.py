@@ -1,6 +1,7 @@
 """The KV cache: a pool of equal blocks; full ones are found by their contents.
 
-A block that no sequence uses keeps its contents until another needs the room; the one unused for longest goes first.
+A block that no sequence uses keeps its contents until another needs the room; the one unused for longest goes first,
+and to a host cache behind the pool, where there is one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BlockPool:
     O(blocks it touches).
     """
 
-    def __init__(self, blocks: int, block_size: int) -> None:
+    def __init__(self, blocks: int, block_size: int, host_blocks: int = 0) -> None:
         self.block_size = block_size
         self.size = blocks
         self._users = [0] * blocks
@@ -41,6 +42,9 @@ class BlockPool:
         self._block_of: dict[int, int] = {}
         # Insertion order is the order of reuse: the first has been unused for longest.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        self._host_blocks = host_blocks
+        # Hashes of the contents of blocks in the host cache; the first has been unused for longest.
+        self._host: OrderedDict[int, None] = OrderedDict()
         #: The number of unused blocks that still hold a known prefix.
         self.evictable = 0
 
@@ -48,6 +52,21 @@ class BlockPool:
     def used(self) -> int:
         """The number of blocks that at least one sequence uses."""
         return self.size - len(self._free)
+
+    @property
+    def host_used(self) -> int:
+        """The number of blocks in the host cache."""
+        return len(self._host)
+
+    def match_host(self, chain: Sequence[int]) -> int:
+        """Return the length of the prefix of a chain in the host cache, in blocks.
+
+        They count as used now.
+        """
+        held = next((place for place, block_hash in enumerate(chain) if block_hash not in self._host), len(chain))
+        for block_hash in reversed(chain[:held]):
+            self._host.move_to_end(block_hash)
+        return held
 
     def match(self, chain: Sequence[int]) -> list[int]:
         """Return the blocks that hold the longest known prefix of a chain; they are not taken."""
@@ -97,6 +116,7 @@ class BlockPool:
             return False
         self._hash_of = [None] * self.size
         self._block_of.clear()
+        self._host.clear()
         self.evictable = 0
         return True
 
@@ -123,5 +143,10 @@ class BlockPool:
             del self._block_of[block_hash]
             self._hash_of[block] = None
             self.evictable -= 1
+            if self._host_blocks:
+                self._host[block_hash] = None
+                self._host.move_to_end(block_hash)
+                if len(self._host) > self._host_blocks:
+                    self._host.popitem(last=False)
         self._users[block] = 1
         return block

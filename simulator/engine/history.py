@@ -73,7 +73,8 @@ class RequestRecord:
     `dispatched_ns` is when it was handed to the engine, `queued_ns` when the engine took it in between two steps,
     `scheduled_ns` when it was scheduled for the first time; the last two, like `first_token_ns`, are -1 where an abort
     came first. `later_wait_ns` is what it waited for its next scheduling after it gave up its blocks. `cached_tokens`
-    are the prompt tokens found in the prefix cache at that first time. `finish_reason` is "stop", "length", "abort" or,
+    are the prompt tokens found in the prefix cache at that first time, of which `host_tokens` in host memory.
+    `finish_reason` is "stop", "length", "abort" or,
     of an engine that ran out of memory, "error". `lost_tokens` were in the KV cache when it was preempted, all
     `preemptions` together. From `load_ns` to `loaded_ns` the last `loaded_tokens` of the prompt were loaded from
     another engine; -1 without. `accepted` counts its drafts by how many of their tokens were accepted, from 0 on, and
@@ -101,6 +102,7 @@ class RequestRecord:
     client_id: str = ""
     role: Role = "request"
     samples: int = 1
+    host_tokens: int = 0
     load_ns: int = -1
     loaded_ns: int = -1
     loaded_tokens: int = 0
@@ -169,13 +171,14 @@ class TokenOutput(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillCompleted:
     """A prefill was completed: the time since arrival and since it was first scheduled, the prompt's length and how
-    much of it was cached, and loaded from another engine.
+    much of it was cached, of that in host memory, and loaded from another engine.
     """
 
     ttft_ns: int
     prefill_ns: int
     prompt_tokens: int
     cached_tokens: int
+    host_tokens: int = 0
     loaded_tokens: int = 0
     streamed: bool = True
     role: Role = "request"
@@ -188,6 +191,7 @@ class RequestScheduled:
     queue_ns: int
     prompt_tokens: int
     cached_tokens: int
+    host_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +207,7 @@ class Retraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillWork:
-    """Prefill work of a step: requests, computed tokens, and tokens from the prefix cache.
+    """Prefill work of a step: requests, computed tokens, and tokens from the prefix cache, of them in host memory.
 
     The `fresh` ones leave out what is done again after a retraction, so that over a run they add up to the prompts.
     """
@@ -213,6 +217,7 @@ class PrefillWork:
     cached_tokens: int
     fresh_computed_tokens: int
     fresh_cached_tokens: int
+    fresh_host_tokens: int = 0
 
 
 class KvFetch(NamedTuple):
@@ -237,7 +242,7 @@ class StepOutcome:
     hold a known prefix are `evictable_blocks`. `lost` are the requests, by number, that ended with an engine without
     memory. A step that computes for no request waits for loads of `kv_fetch`. `drafts` are pairs of how many tokens
     were proposed to a request, and how many of them accepted. Of the waiting, `put_off` wait for another adapter to go.
-    `computed` are the tokens of the step by the ids of requests.
+    `computed` are the tokens of the step by the ids of requests. The host cache holds `host_blocks`.
     """
 
     begin_ns: int
@@ -261,6 +266,7 @@ class StepOutcome:
     drafts: tuple[tuple[int, int], ...] = ()
     put_off: int = 0
     computed: tuple[tuple[str, int], ...] = ()
+    host_blocks: int = 0
 
     @property
     def kind(self) -> StepKind:

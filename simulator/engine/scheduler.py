@@ -8,7 +8,8 @@ The rules are those of vLLM's V1 scheduler: first come, first served, unless ano
 step, of which decodes and half-done prefills are served before new requests; KV blocks are taken as they are needed;
 when they run out, the request that was admitted last, or with priorities the least urgent, gives up its blocks and
 computes them again later. KV caches are loaded from another engine as vLLM does it asynchronously: the load begins
-where the request could have been scheduled, with the blocks of its whole prompt, and others go on meanwhile.
+where the request could have been scheduled, with the blocks of its whole prompt, and others go on meanwhile. From host
+memory they are loaded within the step that first computes for the request.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from sidelight.simulator.engine.sequences import (
     record_of,
 )
 from sidelight.simulator.engine.tokenizer import END_OF_SEQUENCE
-from sidelight.simulator.settings import KV_TOKEN_BYTES, EngineSettings
+from sidelight.simulator.settings import KV_HOST_BYTES_PER_S, KV_TOKEN_BYTES, EngineSettings
 
 _HOUR_NS = 3600 * 10**9
 _NO_LIMIT = 1 << 62
@@ -61,7 +62,7 @@ class SimulatedEngine:
         """
         self.settings = settings
         self._keep_steps = keep_steps
-        self.pool = BlockPool(settings.kv_blocks, settings.block_size)
+        self.pool = BlockPool(settings.kv_blocks, settings.block_size, settings.kv_host_blocks)
         self._jitter = np.random.default_rng(np.random.SeedSequence(settings.seed))
         self._live: dict[int, EngineSequence] = {}
         self._arrived: deque[EngineSequence] = deque()
@@ -207,6 +208,7 @@ class SimulatedEngine:
             kv_fetch=self._kv_fetch(step),
             drafts=tuple(step.drafts),
             put_off=len(self._waiting) - sum(1 for _ in self._runnable()) if self._has_adapters else 0,
+            host_blocks=self.pool.host_used,
             computed=tuple((sequence.request.request_id, tokens) for sequence, tokens in step.chunks),
         )
 
@@ -283,7 +285,11 @@ class SimulatedEngine:
             # The last token is always computed: its result is the next token.
             usable = (len(sequence.token_ids) - 1) // self.pool.block_size
             shared = self.pool.match(sequence.chain[:usable]) if self.settings.prefix_caching else []
-            cached = len(shared) * self.pool.block_size
+            known = len(shared)
+            if self.settings.kv_host_blocks and self.settings.prefix_caching:
+                known += self.pool.match_host(sequence.chain[known:usable])
+            cached = known * self.pool.block_size
+            host_tokens = cached - len(shared) * self.pool.block_size
             tokens = len(sequence.token_ids) - cached
             blocks = self.pool.take(shared, cached + (tokens if _is_to_load(sequence) else min(tokens, step.budget)))
             if blocks is None:
@@ -291,11 +297,14 @@ class SimulatedEngine:
             self._waiting.remove(sequence)
             sequence.blocks = blocks
             sequence.computed = cached
+            for block in range(len(shared), known):
+                self.pool.register(blocks[block], sequence.chain[block])
+            step.held_s += host_tokens * KV_TOKEN_BYTES / KV_HOST_BYTES_PER_S
             if sequence.scheduled_ns < 0:
-                sequence.cached_tokens = cached
+                sequence.cached_tokens, sequence.host_tokens = cached, host_tokens
             step.cached += cached
             if not _is_to_load(sequence):
-                self._admit(sequence, step, now_ns)
+                self._admit(sequence, step, now_ns, host_tokens)
                 continue
             load_ns = now_ns + round(step.held_s * 1e9)
             load_s = self.settings.kv_latency_s + tokens * KV_TOKEN_BYTES / self.settings.kv_bytes_per_s
@@ -308,7 +317,7 @@ class SimulatedEngine:
                 self._store(sequence, tokens - 1)
                 self._admit(sequence, step, now_ns)
 
-    def _admit(self, sequence: EngineSequence, step: EngineStep, now_ns: int) -> None:
+    def _admit(self, sequence: EngineSequence, step: EngineStep, now_ns: int, host_tokens: int = 0) -> None:
         """Add a request with its blocks to the running ones and to the step."""
         self._running.append(sequence)
         self._hold_adapter(sequence.request.adapter, step)
@@ -317,7 +326,9 @@ class SimulatedEngine:
             step.admissions.append(admission_of(sequence, now_ns))
         else:
             sequence.later_wait_ns += now_ns - sequence.retracted_ns
-        step.fresh_cached += sequence.reach(sequence.computed)
+        fresh = sequence.reach(sequence.computed)
+        step.fresh_cached += fresh
+        step.fresh_host += min(fresh, host_tokens)
         chunk_tokens = min(len(sequence.token_ids) - sequence.computed, step.budget)
         step.chunks.append((sequence, chunk_tokens))
         step.budget -= chunk_tokens

@@ -35,6 +35,7 @@ class EngineSequence:
     computed: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0
     preemptions: int = 0
     lost_tokens: int = 0
     queued_ns: int = -1
@@ -90,6 +91,7 @@ class EngineStep:
     retractions: list[Retraction] = field(default_factory=list)
     cached: int = 0
     fresh_cached: int = 0
+    fresh_host: int = 0
     load_s: list[float] = field(default_factory=list)
     held_s: float = 0.0
     drafts: list[tuple[int, int]] = field(default_factory=list)
@@ -107,6 +109,7 @@ def prefill_work(step: EngineStep) -> tuple[PrefillWork, int]:
         cached_tokens=step.cached,
         fresh_computed_tokens=sum(sequence.reach(sequence.computed + tokens) for sequence, tokens in chunks),
         fresh_cached_tokens=step.fresh_cached,
+        fresh_host_tokens=step.fresh_host,
     )
     return prefill, sum(sequence.computed + tokens for sequence, tokens in step.chunks)
 
@@ -116,6 +119,7 @@ def admission_of(sequence: EngineSequence, now_ns: int) -> RequestScheduled:
         queue_ns=now_ns - sequence.queued_ns,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
+        host_tokens=sequence.host_tokens,
     )
 
 
@@ -128,6 +132,7 @@ def completion_of(sequence: EngineSequence, now_ns: int) -> PrefillCompleted:
         loaded_tokens=sequence.loaded_tokens,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
+        host_tokens=sequence.host_tokens,
     )
 
 
@@ -142,6 +147,7 @@ def record_of(sequence: EngineSequence, finished_ns: int, finish_reason: str) ->
         finished_ns=finished_ns,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
+        host_tokens=sequence.host_tokens,
         output_tokens=sequence.output_tokens,
         max_tokens=sequence.request.max_tokens,
         finish_reason=finish_reason,

@@ -92,6 +92,8 @@ def line(record: RequestRecord) -> str:
         "recovered": record.recovered,
         "role": record.role,
     }
+    if record.host_tokens:
+        fields["host_cached_tokens"] = record.host_tokens
     if record.adapter:
         fields["adapter"] = record.adapter
     if record.accepted:

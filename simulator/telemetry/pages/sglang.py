@@ -64,6 +64,11 @@ _GAUGES = {
     "context_len": "The maximum context length.",
     "fwd_occupancy": "Forward pass GPU occupancy percentage.",
 }
+#: With a host cache.
+_HOST_GAUGES = {
+    "hicache_host_used_tokens": "The number of tokens in the host KV cache.",
+    "hicache_host_total_tokens": "The size of the host KV cache in tokens.",
+}
 #: Gauges that have a series per process in multiprocess mode, distinguished by the label pid.
 _GAUGES_BY_PROCESS = {
     "num_retracted_reqs": "The number of retracted requests.",
@@ -118,6 +123,7 @@ class SglangPage:
         self.registry = CollectorRegistry()
         self._block_size = settings.block_size
         self._tokens = settings.kv_blocks * settings.block_size
+        self._host_gauges = _HOST_GAUGES if settings.kv_host_blocks else {}
         self._clock = clock
         self._reported_ns = self._decode_reported_ns = clock()
         self._decode_steps = self._decode_tokens = 0
@@ -198,7 +204,9 @@ class SglangPage:
         if work.cached_tokens:
             self._scheduled("realtime_tokens_total", work.cached_tokens, mode="prefill_cache")
         self._scheduled("prefill_effective_tokens_total", work.fresh_computed_tokens, mode="input")
-        self._scheduled("prefill_effective_tokens_total", work.fresh_cached_tokens, mode="device_hit")
+        device_tokens = work.fresh_cached_tokens - work.fresh_host_tokens
+        self._scheduled("prefill_effective_tokens_total", device_tokens, mode="device_hit")
+        self._scheduled("prefill_effective_tokens_total", work.fresh_host_tokens, mode="host_hit")
         self._gauges["cache_hit_rate"].set(work.cached_tokens / (work.cached_tokens + work.computed_tokens))
         self._report(outcome, running=outcome.decode_requests)
 
@@ -223,6 +231,8 @@ class SglangPage:
             "kv_evictable_tokens": evictable,
             "kv_available_tokens": self._tokens - used - evictable,
         }
+        if self._host_gauges:
+            values["hicache_host_used_tokens"] = self._block_size * outcome.host_blocks
         for name, value in values.items():
             self._gauges[name].set(value)
         self._reported_ns, self._reported_running = outcome.at_ns, running
@@ -239,8 +249,10 @@ class SglangPage:
         self._counters["num_requests_total"].labels(**streaming).inc()
         self._counters["prompt_tokens_total"].labels(**streaming).inc(record.prompt_tokens)
         self._counters["generation_tokens_total"].labels(**streaming).inc(generated)
-        if record.cached_tokens:
-            self._counters["cached_tokens_total"].labels(**plain, cache_source="device").inc(record.cached_tokens)
+        by_source = {"device": record.cached_tokens - record.host_tokens, "host": record.host_tokens}
+        for source, cached in by_source.items():
+            if cached:
+                self._counters["cached_tokens_total"].labels(**plain, cache_source=source).inc(cached)
         self._histograms["e2e_request_latency_seconds"].labels(**streaming).observe(record.e2e_s)
         if record.finish_reason != "abort" and record.output_tokens > 1:
             gap_s = record.decode_s / (record.output_tokens - 1)
@@ -262,7 +274,10 @@ class SglangPage:
 
     def _registered_gauges(self) -> dict[str, Gauge]:
         gauges = {}
-        for names, labels in ((_GAUGES, self._scheduler), (_GAUGES_BY_PROCESS, self._scheduler | self._process)):
+        for names, labels in (
+            (_GAUGES | self._host_gauges, self._scheduler),
+            (_GAUGES_BY_PROCESS, self._scheduler | self._process),
+        ):
             for name, text in names.items():
                 family = Gauge(f"sglang:{name}", text, tuple(labels), registry=self.registry)
                 gauges[name] = family.labels(**labels)
@@ -291,6 +306,8 @@ class SglangPage:
             "kv_available_tokens": self._tokens,
             "fwd_occupancy": math.nan,
         }
+        if self._host_gauges:
+            constants["hicache_host_total_tokens"] = settings.kv_host_blocks * self._block_size
         for name, value in constants.items():
             self._gauges[name].set(value)
         for mode in ("prefill_compute", "decode"):

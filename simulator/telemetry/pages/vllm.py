@@ -84,6 +84,7 @@ _GAUGES = {
     "num_requests_waiting": "Number of requests waiting to be processed.",
     "kv_cache_usage_perc": "KV-cache usage. 1 means 100 percent usage.",
 }
+_HOST_GAUGES = {"kv_offload_cpu_cache_usage_perc": "Used share of the CPU's KV cache. 1 means 100 percent usage."}
 #: Short name: (documentation, label, its values).
 _SPLIT_COUNTERS = {
     "prompt_tokens_by_source": (
@@ -97,7 +98,8 @@ _SPLIT_COUNTERS = {
         ("stop", "length", "abort", "error", "repetition"),
     ),
 }
-# What an engine with a role shows besides, and of these the one that loads KV caches.
+# What an engine with a role shows besides, and of these the one that loads KV caches; the counter also one with host
+# memory behind its KV cache.
 _PAIR_HISTOGRAMS = {
     "nixl_xfer_time_seconds": (
         "Histogram of transfer duration for NIXL KV Cache transfers.",
@@ -148,7 +150,7 @@ class VllmPage:
         labels = (model, "0")
         self._gauges = {
             name: Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
-            for name, text in _GAUGES.items()
+            for name, text in (_GAUGES | (_HOST_GAUGES if settings.kv_host_blocks else {})).items()
         }
         reasons = Gauge(
             "vllm:num_requests_waiting_by_reason",
@@ -201,6 +203,9 @@ class VllmPage:
             self._gauges["num_requests_running"].set(state.running)
             self._gauges["num_requests_waiting"].set(state.waiting)
             self._gauges["kv_cache_usage_perc"].set(state.used_blocks / self._settings.kv_blocks)
+            if self._settings.kv_host_blocks:
+                used = state.host_blocks / self._settings.kv_host_blocks
+                self._gauges["kv_offload_cpu_cache_usage_perc"].set(used)
             deferred = state.put_off + state.kv_fetch.in_progress + state.kv_fetch.completed_waiting
             self._by_reason[0].set(state.waiting - deferred)
             self._by_reason[1].set(deferred)
@@ -214,7 +219,7 @@ class VllmPage:
         self._state = outcome
         for admitted in outcome.admissions:
             self._counters["prefix_cache_queries"].inc(admitted.prompt_tokens * self._settings.prefix_caching)
-            self._counters["prefix_cache_hits"].inc(admitted.cached_tokens)
+            self._counters["prefix_cache_hits"].inc(admitted.cached_tokens - admitted.host_tokens)
         if outcome.retractions:
             self._counters["num_preemptions"].inc(len(outcome.retractions))
         # vLLM makes no iteration statistics for a step without output (a chunk in the middle of a prefill).
@@ -252,11 +257,13 @@ class VllmPage:
             cached_tokens = first.cached_tokens + first.loaded_tokens
             self._counters["prompt_tokens_cached"].inc(cached_tokens)
             self._counters["prompt_tokens_by_source:local_compute"].inc(first.prompt_tokens - cached_tokens)
-            self._counters["prompt_tokens_by_source:local_cache_hit"].inc(first.cached_tokens)
-            self._counters["prompt_tokens_by_source:external_kv_transfer"].inc(first.loaded_tokens)
-            if self._settings.kv_role:
+            device_tokens = first.cached_tokens - first.host_tokens
+            self._counters["prompt_tokens_by_source:local_cache_hit"].inc(device_tokens)
+            self._counters["prompt_tokens_by_source:external_kv_transfer"].inc(first.loaded_tokens + first.host_tokens)
+            if self._settings.kv_role or self._settings.kv_host_blocks:
                 connector = "p2p" if self._settings.kv_async else "external_unspecified"
-                self._counters["prompt_tokens_cached_by_source:device"].inc(first.cached_tokens)
+                self._counters["prompt_tokens_cached_by_source:device"].inc(device_tokens)
+                self._counters["prompt_tokens_cached_by_source:host"].inc(first.host_tokens)
                 self._counters[f"prompt_tokens_cached_by_source:{connector}"].inc(first.loaded_tokens)
 
     def _observe_finish(self, record: RequestRecord) -> None:
@@ -284,7 +291,11 @@ def _split_counters(settings: EngineSettings) -> dict[str, tuple[str, str, tuple
     """Return the counters with a label of their own that the engine shows."""
     places = tuple(map(str, range(settings.draft_tokens)))
     drafts = {"spec_decode_num_accepted_tokens_per_pos": ("Accepted tokens per draft position.", "position", places)}
-    return _SPLIT_COUNTERS | (_PAIR_COUNTERS if settings.kv_role else {}) | (drafts if places else {})
+    return (
+        _SPLIT_COUNTERS
+        | (_PAIR_COUNTERS if settings.kv_role or settings.kv_host_blocks else {})
+        | (drafts if places else {})
+    )
 
 
 _number_text = lru_cache(maxsize=4096)(floatToGoString)

@@ -30,6 +30,25 @@ def test_a_released_block_is_found_again():
     assert (expected, 0, []) == (pool.match(chain_of(list(range(8)))), pool.used, blocks)
 
 
+def test_what_leaves_the_pool_is_in_host_memory_until_others_need_the_room():
+    """Of three blocks there the one unused for longest goes; a prefix ends at the first that is not there."""
+    pool = BlockPool(4, 4, 3)
+    first, second = list(range(16)), list(range(100, 116))
+    blocks = store(pool, first)
+    assert 0 == pool.match_host(chain_of(first))
+    pool.release(blocks)
+    assert 0 == pool.host_used
+    blocks = store(pool, second)
+    assert ([], 3, 3) == (pool.match(chain_of(first)), pool.match_host(chain_of(first)), pool.host_used)
+    pool.release(blocks)
+    third = pool.take([], 4)
+    assert third
+    assert (2, 3) == (pool.match_host(chain_of(first)), pool.host_used)
+    pool.release(third)
+    assert pool.forget()
+    assert 0 == pool.host_used == pool.match_host(chain_of(first))
+
+
 def test_a_match_ends_at_the_first_block_that_differs():
     """Only whole prefixes match, even where a later block is alike."""
     pool = BlockPool(4, 4)

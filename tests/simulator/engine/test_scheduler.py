@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,10 +14,19 @@ from simulated_load import play
 
 from sidelight.simulator.engine.history import EngineRequest, StepOutcome
 from sidelight.simulator.engine.scheduler import SimulatedEngine
-from sidelight.simulator.settings import POLICIES, PROFILES, EngineSettings, SettingsError, SpeedProfile
+from sidelight.simulator.settings import (
+    KV_HOST_BYTES_PER_S,
+    KV_TOKEN_BYTES,
+    POLICIES,
+    PROFILES,
+    EngineSettings,
+    SettingsError,
+    SpeedProfile,
+)
+from sidelight.simulator.telemetry.truth import line
 
 LIMITS = st.builds(
-    lambda seqs, spare, blocks, seed, policy: EngineSettings(
+    lambda seqs, spare, blocks, seed, policy, host_blocks: EngineSettings(
         max_num_seqs=seqs,
         max_num_batched_tokens=seqs + spare,
         kv_blocks=16 + blocks,
@@ -24,12 +34,14 @@ LIMITS = st.builds(
         max_model_len=64,
         seed=seed,
         policy=policy,
+        kv_host_blocks=host_blocks,
     ),
     seqs=st.integers(1, 6),
     spare=st.integers(0, 40),
     blocks=st.integers(0, 30),
     seed=st.integers(0, 3),
     policy=st.sampled_from(POLICIES),
+    host_blocks=st.sampled_from([0, 3, 1000]),
 )
 # Few different first tokens, so that prefixes are shared now and then.
 ARRIVALS = st.lists(
@@ -72,12 +84,19 @@ def test_conservation(limits: EngineSettings, drawn: list[Any]):
         request = asked[record.request_id]
         assert record.arrival_ns <= record.queued_ns <= record.scheduled_ns
         assert record.scheduled_ns < record.first_token_ns <= record.finished_ns
-        assert 0 <= record.cached_tokens < record.prompt_tokens == len(request.prompt_token_ids)
+        assert 0 <= record.host_tokens <= record.cached_tokens
+        assert record.cached_tokens < record.prompt_tokens == len(request.prompt_token_ids)
         assert 1 <= record.output_tokens <= record.max_tokens
         if request.ignore_eos or record.finish_reason == "length":
             assert (record.max_tokens, "length") == (record.output_tokens, record.finish_reason)
     assert sum(len(outcome.tokens) for outcome in played.outcomes) == sum(r.output_tokens for r in played.records)
     assert all(outcome.used_blocks <= limits.kv_blocks for outcome in played.outcomes)
+    assert all(outcome.host_blocks <= limits.kv_host_blocks for outcome in played.outcomes)
+    work = [outcome.prefill for outcome in played.outcomes]
+    cached, in_host = sum(each.fresh_cached_tokens for each in work), sum(each.fresh_host_tokens for each in work)
+    prompts = sum(len(request.prompt_token_ids) for request in asked.values())
+    assert prompts == cached + sum(each.fresh_computed_tokens for each in work)
+    assert sum(record.host_tokens for record in played.records) <= in_host <= cached
     assert (0, 0, 0) == (played.engine.pool.used, played.outcomes[-1].running, played.outcomes[-1].waiting)
     for outcome in played.outcomes:
         assert 1 <= scheduled_tokens(outcome) <= limits.max_num_batched_tokens
@@ -135,6 +154,29 @@ def test_a_known_prefix_is_not_computed_again():
     played = play(limits, [(0, ask("a", [256] * 32, 1)), (10**9, ask("b", [256] * 32, 1))])
     assert [0, 16] == [record.cached_tokens for record in played.records]
     assert [32, 16] == [scheduled_tokens(outcome) for outcome in played.outcomes]
+
+
+def test_a_prefix_in_host_memory_is_loaded_and_not_computed_again():
+    """The other prompt took its blocks; its step takes as long as that of a cached one, and the load of 12 tokens."""
+    limits = EngineSettings(kv_blocks=4, block_size=4, max_model_len=16, speed=EXACT, kv_host_blocks=100)
+    prompts = ([300] * 13, [400] * 13, [300] * 13)
+    arrivals = [(at * 10**9, ask(f"r{at}", prompt, 1)) for at, prompt in enumerate(prompts)]
+    *others, last = play(limits, arrivals).records
+    assert [(0, 0), (0, 0), (12, 12)] == [(each.cached_tokens, each.host_tokens) for each in (*others, last)]
+    assert 0.001 * 1 + 0.01 + 0.002 + 0.0001 * 13 + 12 * KV_TOKEN_BYTES / KV_HOST_BYTES_PER_S == pytest.approx(
+        last.prefill_s, abs=2e-9
+    )
+    without = play(replace(limits, kv_host_blocks=0), arrivals).records
+    assert [0, 0, 0] == [each.cached_tokens for each in without]
+    assert "host" not in line(without[-1])
+    assert 12 == json.loads(line(last))["host_cached_tokens"]
+
+
+def test_host_memory_that_nothing_reaches_changes_nothing():
+    arrivals = [(at * 10**8, ask(f"r{at}", [300 + at % 3] * 40, 9)) for at in range(9)]
+    with_host, without = (play(EngineSettings(kv_host_blocks=blocks), arrivals) for blocks in (50, 0))
+    assert with_host.records == without.records
+    assert with_host.outcomes == without.outcomes
 
 
 def test_preemption_recomputes_and_completes():

@@ -6,6 +6,7 @@ import json
 import lzma
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,12 +225,14 @@ def test_the_format_is_negotiated():
     assert "text/plain; version=0.0.4; charset=utf-8" == page.page("*/*")[1]
 
 
-@given(ARRIVALS)
+@pytest.mark.parametrize("host_blocks", [0, 5, 1000])
+@given(arrivals=ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(host_blocks: int, arrivals: list[Any]):
     """Counts are equal and sums agree to 1e-9, under retraction, prefix hits and chunks."""
-    played = play(LIMITS, arrivals)
-    samples = samples_of(page_after(played, LIMITS).page()[0])
+    limits = replace(LIMITS, kv_host_blocks=host_blocks)
+    played = play(limits, arrivals)
+    samples = samples_of(page_after(played, limits).page()[0])
     records = played.records
     forward = frozenset({("stage", "prefill_forward")})
     spans = {
@@ -250,11 +253,20 @@ def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
         ("inter_token_latency_seconds_count", NONE): tokens - len(records),
         ("prompt_tokens_histogram_sum", NONE): prompts,
         ("generation_tokens_histogram_sum", NONE): tokens,
-        ("cached_tokens_total", frozenset({("cache_source", "device")})): sum(r.cached_tokens for r in records),
+        ("cached_tokens_total", frozenset({("cache_source", "host")})): sum(r.host_tokens for r in records),
+        ("cached_tokens_total", frozenset({("cache_source", "device")})): sum(
+            r.cached_tokens - r.host_tokens for r in records
+        ),
         ("num_retracted_requests_total", NONE): sum(r.preemptions for r in records),
     }
     assert expected == {(name, labels): samples.get((f"sglang:{name}", labels), 0) for name, labels in expected}
     fresh = [
-        samples["sglang:prefill_effective_tokens_total", frozenset({("mode", m)})] for m in ("input", "device_hit")
+        samples["sglang:prefill_effective_tokens_total", frozenset({("mode", m)})]
+        for m in ("input", "device_hit", "host_hit")
     ]
     assert prompts == sum(fresh)
+    assert fresh[2] >= sum(r.host_tokens for r in records)
+    if host_blocks:
+        assert samples["sglang:hicache_host_total_tokens", NONE] == 4 * host_blocks
+        reported = {0, *(4 * outcome.host_blocks for outcome in played.outcomes)}
+        assert samples["sglang:hicache_host_used_tokens", NONE] in reported

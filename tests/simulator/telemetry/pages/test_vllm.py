@@ -62,13 +62,14 @@ def test_size_buckets_end_at_the_limit(limit: int, bounds: tuple[float, ...]):
     assert bounds == one_two_five_bounds(limit)
 
 
-@given(ARRIVALS)
+@pytest.mark.parametrize("host_blocks", [0, 5, 1000])
+@given(arrivals=ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(host_blocks: int, arrivals: list[Any]):
     """Counts are equal and sums agree to 1e-9, under preemption, prefix hits and chunks; the page is written as
     prometheus_client writes it.
     """
-    limits = replace(LIMITS, eos_chance=0.1)
+    limits = replace(LIMITS, eos_chance=0.1, kv_host_blocks=host_blocks)
     arrivals = [(at, replace(request, ignore_eos=bool(index % 2))) for index, (at, request) in enumerate(arrivals)]
     played = play(limits, arrivals)
     metrics = VllmPage("m", limits, start_s=1.0)
@@ -100,7 +101,8 @@ def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
         ("vllm:generation_tokens_total", ()): tokens,
         ("vllm:prompt_tokens_total", ()): sum(r.prompt_tokens for r in records),
         ("vllm:prefix_cache_queries_total", ()): sum(r.prompt_tokens for r in records),
-        ("vllm:prefix_cache_hits_total", ()): sum(r.cached_tokens for r in records),
+        ("vllm:prefix_cache_hits_total", ()): sum(r.cached_tokens - r.host_tokens for r in records),
+        ("vllm:prompt_tokens_cached_total", ()): sum(r.cached_tokens for r in records),
         ("vllm:request_prefill_kv_computed_tokens_sum", ()): computed,
         ("vllm:iteration_tokens_total_sum", ()): computed + tokens,
         ("vllm:iteration_tokens_total_count", ()): sum(bool(outcome.tokens) for outcome in played.outcomes),
@@ -111,4 +113,13 @@ def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
         ("vllm:num_requests_waiting", ()): 0,
         ("vllm:kv_cache_usage_perc", ()): 0,
     }
+    if host_blocks:
+        used = played.outcomes[-1].host_blocks / host_blocks
+        by_source = "vllm:prompt_tokens_cached_by_source_total"
+        expected |= {
+            (by_source, (("source", "host"),)): sum(r.host_tokens for r in records),
+            (by_source, (("source", "device"),)): sum(r.cached_tokens - r.host_tokens for r in records),
+            ("vllm:kv_offload_cpu_cache_usage_perc", ()): used,
+        }
+    assert ("kv_offload" in metrics.page()[0].decode()) == bool(host_blocks)
     assert expected == {(name, labels): samples[name, frozenset(labels)] for name, labels in expected}
