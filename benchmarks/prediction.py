@@ -28,10 +28,11 @@ from sidelight.rundir.stats import Missing
 from sidelight.simulator.engine.history import EngineRequest
 from sidelight.simulator.settings import PROFILES, EngineSettings, SimulatorSettings, SpeedProfile
 from sidelight.simulator.virtual import SimulatedLoad, VirtualServer
-from sidelight.twin.check import engine_of, latencies_ms, misfit, quantiles_of, refusal
-from sidelight.twin.engine.fit import EngineRequests, fit
-from sidelight.twin.engine.play import EngineLoad, play
+from sidelight.twin.check import latencies_ms, quantiles_of
+from sidelight.twin.engine.fit import EngineRequests
+from sidelight.twin.engine.play import SEATS, EngineLoad, play
 from sidelight.twin.engine.steps import StreamedRequests
+from sidelight.twin.model import twin_of_engines
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 
 BLOCK, FRESH, RUN_S, MOST_REQUESTS = 16, 9, 60.0, 3000
@@ -196,19 +197,10 @@ class Outcome(NamedTuple):
 
 def twin_of(of: World, requests: EngineRequests, duration_s: float) -> Twin | None:
     """Return the twin of a world's run, None where it is refused."""
-    fitted = fit(requests, seats=of.engine.max_num_seqs)
-    missed = fitted if isinstance(fitted, Missing) else misfit(requests, fitted, engine_of(fitted))
-    if isinstance(fitted, Missing) or isinstance(missed, Missing) or refusal(requests, fitted, missed):
+    twin = twin_of_engines({"": requests}, {SEATS: of.engine.max_num_seqs})
+    if isinstance(twin, Missing):
         return None
-    return Twin(
-        requests=requests,
-        fitted=fitted,
-        engine=engine_of(fitted),
-        missed=missed,
-        traffic=requests,
-        arrival=Arrival(kind="poisson", rate_per_s=1.0),
-        duration_s=duration_s,
-    )
+    return replace(twin, arrival=Arrival(kind="poisson", rate_per_s=1.0), duration_s=duration_s)
 
 
 def outcomes(of: World) -> tuple[list[Outcome], list[str]]:

@@ -56,6 +56,16 @@ class Misfit:
         name = METRICS[metric].removesuffix("_ms").upper()
         return float(np.expm1(apart.max())), f"{name} p{100 * QUANTILES[quantile]:.0f}"
 
+    @property
+    def refusal(self) -> str:
+        """Return the reason against using a fit with this misfit, or "" without one."""
+        missed_by, latency = self.worst
+        if missed_by <= MOST_MISFIT:
+            return ""
+        return (
+            f"{latency} of the last 40 % of the time is missed by {missed_by:.0%} (at most {MOST_MISFIT:.0%} is taken)"
+        )
+
 
 def engine_of(fitted: EngineFit, *, kv_blocks: int | None = None) -> EngineSettings:
     """Return the settings under which the twin plays; seats and blocks that are not known do not run out."""
@@ -134,8 +144,8 @@ def misfit(requests: EngineRequests, fitted: EngineFit, engine: EngineSettings) 
     return Misfit(logs=logs, requests=int(later.sum()))
 
 
-def refusal(requests: EngineRequests, fitted: EngineFit, missed: Misfit) -> str:
-    """Return the reason against using a fit, or "" without one."""
+def refusal(requests: EngineRequests, fitted: EngineFit) -> str:
+    """Return the reason against a fit by its steps, or "" without one."""
     if isinstance(requests, StreamedRequests) and requests.tokens_per_chunk > MOST_TOKENS_PER_CHUNK:
         return (
             f"a chunk has {requests.tokens_per_chunk:.2f} tokens in the mean, as with speculative decoding or a reader "
@@ -153,10 +163,5 @@ def refusal(requests: EngineRequests, fitted: EngineFit, missed: Misfit) -> str:
     if spread > MOST_SPREAD:
         return (
             f"steps of the same batch differ by {spread:.0%}: something that this run does not know of takes the time"
-        )
-    missed_by, latency = missed.worst
-    if missed_by > MOST_MISFIT:
-        return (
-            f"{latency} of the last 40 % of the time is missed by {missed_by:.0%} (at most {MOST_MISFIT:.0%} is taken)"
         )
     return ""

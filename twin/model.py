@@ -14,7 +14,7 @@ from sidelight.recorded.run import Run
 from sidelight.rundir.columns import Floats, Ints, same_text, take
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import engine_of, misfit, refusal
-from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineRequests, fit
+from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineFit, EngineRequests, fit
 from sidelight.twin.engine.play import BLOCKS, BUDGET, SEATS
 from sidelight.twin.engine.spans import MOST_SPANNED, from_origin, spanned_requests
 from sidelight.twin.engine.steps import StreamedRequests, streamed_requests
@@ -77,22 +77,26 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int =
 
 
 def twin_of_engines(requests: Mapping[str, EngineRequests], known: Mapping[str, int]) -> Twin | Missing:
-    """Return the twin of engines by the requests of each, or the reason against predictions."""
+    """Return the twin of engines by the requests of each, or the reason against predictions.
+
+    `known` settings of the engines are taken as they are. The misfit that refuses is the mean of the engines': that of
+    each has more chance in it than all together.
+    """
     twins: list[Twin] = []
     for name, of_engine in requests.items():
-        twin = _tested(of_engine, known)
+        twin = _twin(of_engine, known)
         if isinstance(twin, Missing):
             return Missing(f"{name}: {twin.reason}") if len(requests) > 1 else twin
         twins.append(replace(twin, name=name))
     first, *beside = sorted(twins, key=lambda each: -len(each.requests))
+    missed = np.mean([np.nan_to_num(each.missed.logs) for each in twins], axis=0)
+    if reason := replace(first.missed, logs=missed).refusal:
+        return Missing(next(filter(None, (_fewer_seats(each.requests, known) for each in twins)), reason))
     return replace(first, beside=tuple(beside))
 
 
-def _tested(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missing:
-    """Return the twin of requests as they came, or the reason against predictions.
-
-    `known` settings of the engine are taken as they are.
-    """
+def _twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missing:
+    """Return the twin of an engine by its requests, or the reason against predictions."""
     seats = known.get(SEATS)
     fitted = fit(requests, budget=known.get(BUDGET), seats=seats)
     if isinstance(fitted, Missing):
@@ -103,9 +107,9 @@ def _tested(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missin
         )
     engine = engine_of(fitted, kv_blocks=known.get(BLOCKS))
     missed = misfit(requests, fitted, engine)
-    reason = missed.reason if isinstance(missed, Missing) else refusal(requests, fitted, missed)
+    reason = missed.reason if isinstance(missed, Missing) else refusal(requests, fitted)
     if isinstance(missed, Missing) or reason:
-        return Missing((seats and _fewer_seats(requests, seats)) or reason)
+        return Missing(_fewer_seats(requests, known) or reason)
     return Twin(
         requests=requests,
         fitted=fitted,
@@ -116,10 +120,11 @@ def _tested(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missin
     )
 
 
-def _fewer_seats(requests: EngineRequests, stated: int) -> str:
+def _fewer_seats(requests: EngineRequests, known: Mapping[str, int]) -> str:
     """Return a reason where requests waited for fewer seats than are stated, else ""."""
-    shown = fit(requests)
-    if isinstance(shown, Missing) or shown.seats is None or shown.seats >= stated:
+    stated = known.get(SEATS)
+    shown = None if stated is None else fit(requests)
+    if stated is None or not isinstance(shown, EngineFit) or shown.seats is None or shown.seats >= stated:
         return ""
     return f"requests waited while {shown.seats} ran, and max-num-seqs={stated} is stated: state the engine's"
 

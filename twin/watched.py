@@ -17,7 +17,7 @@ from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued,
 from sidelight.twin.engine.fit import fit
 from sidelight.twin.engine.play import SEATS
 from sidelight.twin.engine.spans import from_origin, spanned_requests
-from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
+from sidelight.twin.headroom import MOST, Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.model import BLUR
 from sidelight.twin.scenario import Twin, settings_of
 
@@ -25,6 +25,7 @@ FIRST_S = 900.0  # of a watch: what the engine's steps are fitted to
 _SEATS_NS = round(FIRST_S * 1e9)
 _LAST_S, _MOST = 420.0, 6000  # requests: a minute of 100 requests/s that last some seconds
 _MOST_GONE = 8  # engines of which nothing came lately
+_MOST_FITTED = 8  # engines, each with as many requests as an only one; of more, each has fewer
 
 
 class ShownSeats(NamedTuple):
@@ -76,6 +77,7 @@ class WatchedEngine:
 
         It may run beside all else.
         """
+        self._traffic.most = MOST * min(max(1, engines), _MOST_FITTED)
         sample, lately = (
             traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)
             for traffic in (self._traffic, self._lately)

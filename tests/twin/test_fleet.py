@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 from played_runs import NETWORK_S, arrivals, engine, lengths, simulated, streamed, write
-from played_twins import GPU, ended, longer, spanned
+from played_twins import GPU, ended, longer, slowing, spanned
 from processes import Ended
 from series import scraped
 
@@ -158,3 +159,16 @@ def test_a_watch_of_two_engines_has_a_headroom(
     assert ("TTFT p99 crosses" in shown.text) is named, shown.text
     assert (shown.ratios != {}) is named
     assert ("3 engines" in shown.text) is not named
+
+
+def test_chance_refuses_a_lonely_engine_and_not_several() -> None:
+    """The last 40 % of the time of equal engines is missed by chance, by each in another direction."""
+    fleet = {
+        str(seed): slowing(arrivals(800, 4.5, seed), *lengths(800, seed), changed_s=math.inf, slower=1.0, seats=16)
+        for seed in (10, 11, 12)
+    }
+    known = {"max-num-seqs": 16}
+    refused = twin_of_engines({"": fleet["11"]}, known)
+    assert isinstance(refused, Missing)
+    assert "missed by" in refused.reason
+    assert isinstance(twin_of_engines(fleet, known), Twin)
