@@ -24,7 +24,7 @@ from sidelight.scraper.window.window import Window
 
 _LEAST_SLICES = 4  # of each third
 _CHANGED, _SURE = 0.05, 3.0
-_FULL, _STALLED = 0.999, 0.1
+_FULL, _STALLED, _BALANCED = 0.999, 0.1, 0.8
 
 
 def server_of(run: Run, window: Window, slice_ns: int, roles: Sequence[Role] | None = None) -> Server:
@@ -164,6 +164,13 @@ def feature_lines(server: Server, models: int) -> Iterator[str]:
         )
     if server.host_cache_usage and (server.host_cache_usage.stats.max or 0.0) >= _FULL:
         yield f"the KV cache in host memory was full{option('host_cache')}: what is put there displaces other prompts"
+    balance, passes = server.expert_balance, server.expert_passes
+    if balance and passes and 0 < (balance.stats.total or 0.0) < _BALANCED * (passes.stats.total or 0.0):
+        largest = (passes.stats.total or 0.0) / (balance.stats.total or 1.0)
+        yield (
+            f"experts were loaded unevenly: the GPU with most had {largest:.2f} times the mean load, and the others "
+            f"wait for it in each layer{option('experts')}"
+        )
     exposed, idle = server.scheduler_exposed_time, server.scheduler_idle_time
     if exposed and idle and (stalled := (exposed.stats.rate_per_s or 0.0) - (idle.stats.rate_per_s or 0.0)):
         ranks = sum(len(endpoint.ranks or ()) or 1 for endpoint in server.endpoints) or 1

@@ -39,6 +39,7 @@ QUANTITIES: dict[str, Mapping[str, Any]] = {
 _GAUGE = {"kind": "gauge", "across": "max"}
 _SECONDS = {"kind": "counter", "unit": "seconds"}
 _ITEMS = {"kind": "counter", "unit": "items"}
+_PASSES = {"kind": "counter", "unit": "passes"}
 # Quantities of what many engines run without, or do not tell: where a page shows them, else nothing is said of them.
 FEATURES: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("requests_waiting_capacity", "requests_waiting_deferred"), _REQUESTS),
@@ -55,6 +56,7 @@ FEATURES: dict[str, Mapping[str, Any]] = {
     "admission_rejections": {"kind": "counter", "unit": "requests"},
     **dict.fromkeys(("scheduler_idle_time", "scheduler_exposed_time"), _SECONDS),
     "iteration_time": {**_GAUGE, "unit": "seconds"},
+    **dict.fromkeys(("expert_passes", "expert_balance"), _PASSES),
     **dict.fromkeys(("preprocess_time", "route_time", "router_overhead"), _TIME),
 }
 _PAIRS: dict[Form, tuple[str, str]] = {
@@ -223,6 +225,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     adapters: str = ""
     queue: str = ""
     host_cache: str = ""
+    experts: str = ""
     scheduler: str = ""
 
 

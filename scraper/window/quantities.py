@@ -233,6 +233,10 @@ class Quantities(Struct, frozen=True, kw_only=True):
         doc("Time of the scheduler outside of batches with no forward pass seen, idle or not.", "s"),
     ] = UNSET
     iteration_time: Annotated[Gauge | UnsetType, doc("Duration of the last iteration.", "s")] = UNSET
+    expert_passes: Annotated[Counter | UnsetType, doc("Forward passes with a known load of experts.", "passes")] = UNSET
+    expert_balance: Annotated[
+        Counter | UnsetType, doc("Sum over these of the GPUs' mean load with experts over the largest.", "passes")
+    ] = UNSET
     preprocess_time: Annotated[Histogram | UnsetType, doc("Chat template and tokenisation in the frontend.", "s")] = (
         UNSET
     )

@@ -29,6 +29,13 @@ def stalls(exposed: float, idle: float) -> dict[str, Any]:
     }
 
 
+def experts(balance: float, passes: float = 60.0) -> dict[str, Any]:
+    return {
+        "expert_passes": summaries.counter(passes, passes / 60),
+        "expert_balance": summaries.counter(balance * passes, balance * passes / 60),
+    }
+
+
 @pytest.mark.parametrize(
     ("engine", "quantities", "models", "expected"),
     [
@@ -37,9 +44,10 @@ def stalls(exposed: float, idle: float) -> dict[str, Any]:
         ("sglang", {"lora_usage": summaries.gauge(max=1.0)}, 2, ("--max-loras-per-batch",)),
         ("sglang", {"host_cache_usage": summaries.gauge(max=1.0)}, 0, ("--hicache-size",)),
         ("vllm", {"host_cache_usage": summaries.gauge(max=1.0)}, 0, ("--kv-offloading-size",)),
+        ("sglang", experts(0.5), 0, ("2.00 times the mean load", "--enable-eplb, --ep-num-redundant-experts")),
         ("sglang", stalls(0.7, 0.5), 0, ("for 20 % of the time", "--disable-overlap-schedule")),
     ],
-    ids=["refused", "adapters", "adapters of sglang", "host cache", "offloaded", "stalls"],
+    ids=["refused", "adapters", "adapters of sglang", "host cache", "offloaded", "experts", "stalls"],
 )
 def test_a_limit_that_mattered_is_said_with_its_option(
     engine: str, quantities: dict[str, Any], models: int, expected: tuple[str, ...]
@@ -59,12 +67,14 @@ def test_a_limit_that_mattered_is_said_with_its_option(
         (dict.fromkeys(("requests_waiting_deferred", "kv_fetch_in_progress"), summaries.gauge(max=19.0)), 3, []),
         ({"lora_usage": summaries.gauge(max=0.5)}, 2, []),
         ({"host_cache_usage": summaries.gauge("no scrape")}, 0, []),
+        (experts(0.85), 0, []),
+        (experts(0.5, passes=0.0), 0, []),
         (stalls(0.55, 0.5), 0, []),
         (stalls(2.3, 2.0), 0, [PAGE]),
     ],
     ids=[
         "nothing on the page", "none refused", "one model", "none put off", "loads of KV caches", "places left",
-        "not known", "hardly a stall", "a stall of four ranks together",
+        "not known", "experts in balance", "no pass", "hardly a stall", "a stall of four ranks together",
     ],
 )  # fmt: skip
 def test_nothing_is_said_where_nothing_mattered(quantities: dict[str, Any], models: int, endpoints: list[Endpoint]):

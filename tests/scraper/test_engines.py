@@ -175,6 +175,23 @@ def test_stages_of_sglang_s_scheduler_are_exposed_where_no_forward_pass_ran():
     assert 10.0 == page.values[list(source.columns)].sum()
 
 
+def test_the_balance_of_sglang_s_experts_is_the_sum_of_a_summary_over_its_count():
+    """Of prefills and decodes together; a summary has no buckets."""
+    page = parse(
+        "# TYPE sglang:eplb_balancedness summary\n"
+        + "".join(
+            f'sglang:eplb_balancedness_{suffix}{{forward_mode="{mode}",moe_ep_rank="0",tp_rank="0"}} {value}\n'
+            for mode, passes, balance in (("extend", 10, 6.0), ("decode", 90, 54.0))
+            for suffix, value in (("count", passes), ("sum", balance))
+        )
+    )
+    sources = canonical(page.series, "sglang")
+    passes, balance = (
+        page.values[list(source_of(sources, name).columns)].sum() for name in ("expert_passes", "expert_balance")
+    )
+    assert (100.0, 60.0) == (passes, balance)
+
+
 def test_old_names_are_fallbacks():
     """An old page's names are used where the current ones are absent, and never counted twice beside them."""
     page = parse("# TYPE vllm:gpu_cache_usage_perc gauge\nvllm:gpu_cache_usage_perc 0.5\n")

@@ -73,7 +73,7 @@ def reuse_lines(reuse: PrefixReuse | UnsetType) -> Iterator[str]:
 
 
 # Of what a feature's counter is shown as a share.
-SHARES_OF = {"mm_cache_hits": "mm_cache_queries"} | dict.fromkeys(
+SHARES_OF = {"mm_cache_hits": "mm_cache_queries", "expert_balance": "expert_passes"} | dict.fromkeys(
     ("prefix_cache_hits_host", "prefix_cache_hits_disk", "prefix_cache_hits_remote"), "prefix_cache_queries"
 )
 
