@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -24,6 +24,7 @@ LAST_S, MOST = 900.0, 800  # requests: of more, plays take long
 _PLAYS, _STEP, _FAR, _REFINED = 5, 1.12, 4.0, 2
 _FLOW_S, _MOST_OTHERS, _EDGE = 60.0, 1.1, 10
 _BATCH_S = 10.0
+_MOST_ENGINES = 64  # spans may name more, true or not
 _BOUNDS = ("low", "estimate", "high")
 
 
@@ -138,10 +139,12 @@ class TrafficSample:
         return twin_of_engines(engines, known)
 
     def by_engine(self) -> dict[str, SpannedRequests]:
-        """Return the requests by the engines that spans name; those of the only engine under ""."""
+        """Return the requests by the engines that spans name most; those of the only engine under ""."""
         if self.requests is None or self.engines < 2:
             return {} if self.requests is None else {"": self.requests}
-        names = sorted({*self.requests.served_by.tolist()} - {""})
+        counts = Counter(self.requests.served_by.tolist())
+        del counts[""]
+        names = sorted(name for name, _ in counts.most_common(_MOST_ENGINES))
         return {name: take(self.requests, self.requests.served_by == name) for name in names}
 
 

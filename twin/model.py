@@ -12,6 +12,7 @@ from sidelight.correlator.opening import WatchRun
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.recorded.run import Run
 from sidelight.rundir.columns import Floats, Ints, same_text, take
+from sidelight.rundir.printable.text import printable
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import engine_of, misfit, refusal
 from sidelight.twin.engine.fit import LEAST_REQUESTS, EngineFit, EngineRequests, fit
@@ -86,7 +87,7 @@ def twin_of_engines(requests: Mapping[str, EngineRequests], known: Mapping[str, 
     for name, of_engine in requests.items():
         twin = _twin(of_engine, known)
         if isinstance(twin, Missing):
-            return Missing(f"{name}: {twin.reason}") if len(requests) > 1 else twin
+            return Missing(f"{printable(name)}: {twin.reason}") if len(requests) > 1 else twin
         twins.append(replace(twin, name=name))
     first, *beside = sorted(twins, key=lambda each: -len(each.requests))
     missed = np.mean([np.nan_to_num(each.missed.logs) for each in twins], axis=0)

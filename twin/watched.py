@@ -12,6 +12,7 @@ from sidelight.correlator.opening import WatchRun, open_run
 from sidelight.loadgen.requests.slo.objectives import Objective
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.clock import time_of_day_ns
+from sidelight.rundir.printable.text import printable
 from sidelight.rundir.stats import Missing
 from sidelight.twin.drift import EngineHistory, LastingChange, begun, continued, history_of, said, to_the_minute
 from sidelight.twin.engine.fit import fit
@@ -178,7 +179,7 @@ class WatchedEngine:
 
 
 def _of(name: str) -> str:
-    return f"{name}: " if name else ""
+    return f"{printable(name)}: " if name else ""
 
 
 def _bounds(change: LastingChange | None) -> dict[str, float]:

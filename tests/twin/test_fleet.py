@@ -172,3 +172,19 @@ def test_chance_refuses_a_lonely_engine_and_not_several() -> None:
     assert isinstance(refused, Missing)
     assert "missed by" in refused.reason
     assert isinstance(twin_of_engines(fleet, known), Twin)
+
+
+def test_of_engines_beyond_number_those_with_most_requests_are_followed(
+    exchanges: list[Sequence[VirtualExchange]],
+) -> None:
+    """Names are whatever senders of spans say."""
+    some = spanned(streamed(exchanges[0]))
+    names = np.array([f"\x1b[31m{max(0, at - 100)}" for at in range(len(some))], dtype=np.object_)
+    traffic = RecentTraffic()
+    traffic.take(ended(replace(some, served_by=names)), 10**9)
+    sample = traffic.sample(10**9, engines=64, finished_per_s=None)
+    assert len(sample.by_engine()) == 64
+    assert len(sample.by_engine()["\x1b[31m0"]) == 101
+    shown = sample.headroom(parse_slo("ttft_p99<2s").objectives, {}, Headroom()).text
+    assert "unknown" in shown
+    assert "\x1b" not in shown
