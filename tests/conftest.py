@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Generator
@@ -50,6 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the tests of whole processes where several run side by side: they take longest."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (len(item.path.parts), item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look through eight thousand tests again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,12 +1,14 @@
-"""Commands that need not import everything anew: a process that has imported it forks them.
+"""Commands that need not import everything anew: a process that has imported it forks them, and they their workers.
 
 Two thirds of the CPU time of a short run, or of its report, are imports. What is forked has descriptors, environment,
-directory, signals and end of its own, but neither an interpreter nor a seed of hashes: tests of these start fresh ones.
+directory, signals and end of its own, but neither an interpreter nor a seed of hashes: tests of these start fresh ones,
+whose workers are fresh as well.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextvars
 import gc
 import importlib
 import inspect
@@ -19,22 +21,39 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+# What is imported into all processes of a command that is hurt (`faults.injected`), forked or not.
+INJECTED = str(Path(__file__).parent / "faults" / "injected")
 # What an interpreter or an import reads: with another value of these a process has to be a fresh one.
 _READ_EARLY = ("PYTHON", "LD_", "OPENBLAS", "OMP_", "ARROW", "SSL_", "GRPC", "RAY")
+_WORKERS = ("sidelight.loadgen.worker", "sidelight.scraper.worker", "sidelight.scraper.worker.spans")
 _IMPORTED = (
+    *_WORKERS,
     "scipy.special",
+    "sidelight.exporter.html.page",
+    "sidelight.methodology.compliance.runs",
+    "sidelight.scraper.worker.process",
     "sidelight.sidecar.cli.app",
+    "sidelight.sidecar.live.final",
     "sidelight.sidecar.live.view",
     "sidelight.sidecar.report.derive",
+    "sidelight.sidecar.report.printing",
     "sidelight.sidecar.run.load",
+    "sidelight.sidecar.run.session",
+    "sidelight.sidecar.watch.service",
     "sidelight.simulator.router",
     "sidelight.simulator.server",
-    "tiktoken",
+)
+# What a process reads once: the tokenizer, and the engines' catalogue.
+_READ = (
+    ("sidelight.loadgen.plan.tokenizers.reference", "reference"),
+    ("sidelight.scraper.engines.catalogue", "engine_names"),
 )
 _STREAMS = ("p2cread", "c2pwrite", "errwrite")
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -87,7 +106,11 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_EARLY)}
+    return {name: value for name, value in _unhurt(environment).items() if name.startswith(_READ_EARLY)}
+
+
+def _unhurt(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if value != INJECTED}
 
 
 @cache
@@ -101,7 +124,9 @@ def _forker() -> socket.socket:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # as the command line has it
+            # As the command line has it, and unhurt.
+            env={name: value for name, value in os.environ.items() if value != INJECTED}
+            | {"OPENBLAS_NUM_THREADS": "1"},
         )
     atexit.register(forker.wait)
     atexit.register(ours.close)
@@ -112,6 +137,8 @@ def _serve(connection: socket.socket) -> None:
     """Fork a process for each message; say its number to the sender, and through a socket of its own how it ended."""
     for module in _IMPORTED:
         importlib.import_module(module)
+    for module, function in _READ:
+        getattr(importlib.import_module(module), function)()
     gc.freeze()  # pages that a collection writes to would be copied
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -149,7 +176,7 @@ def _say_ends(ends: dict[int, socket.socket]) -> None:
             end.sendall(os.waitstatus_to_exitcode(status).to_bytes(_NUMBER_BYTES, "big", signed=True))
 
 
-def _run(message: Mapping[str, Any], streams: list[int]) -> NoReturn:
+def _run(message: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     """Run a command in this process, as `python -m` does."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -161,10 +188,73 @@ def _run(message: Mapping[str, Any], streams: list[int]) -> NoReturn:
     os.environ.update(message["environment"])
     module, *arguments = message["command"]
     sys.path.insert(0, message["directory"])
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
+    subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
+    code: object = None
+    try:
+        if os.environ.get("PYTHONPATH") == INJECTED:
+            sys.path.insert(0, INJECTED)
+            runpy.run_path(f"{INJECTED}/sitecustomize.py")
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001  as an interpreter does
+        traceback.print_exc()
+        code = 1
+    # What an interpreter does at its end but for freeing all that was imported, which would be copied.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
+
+def _execute_child(process: subprocess.Popen[Any], *arguments: Any) -> None:
+    """Fork a worker from the command that starts it, whose child it is; start anything else as ever."""
+    given = inspect.signature(_EXECUTE).bind(process, *arguments).arguments
+    command, environment = list(given["args"]), given["env"] or os.environ
+    is_worker = command[:-1] == [sys.executable, "-P", "-m"] and command[-1] in _WORKERS
+    is_sound = os.write is _WRITE  # a worker of a command that is to fail does not fail
+    if not (is_worker and is_sound and can_fork(environment)):
+        _EXECUTE(process, *arguments)
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process.pid = os.fork()
+    if process.pid == 0:
+        streams = [given[name] if given[name] >= 0 else number for number, name in enumerate(_STREAMS)]
+        _run_worker(command[-1], environment, streams)
+    process._child_created = True  # type: ignore[attr-defined]
+    process._close_pipe_fds(*(given[name] for name in _PIPES))  # type: ignore[attr-defined]
+
+
+def _run_worker(module: str, environment: Mapping[str, str], streams: Sequence[int]) -> NoReturn:
+    """Run a worker in this process, a fork of the command that starts it."""
+    os.setsid()
+    atexit._clear()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name_of(module), encoding="ascii")
+    sys.modules.pop(module)  # runpy warns of a module that was imported
+    message = {"command": [module], "environment": dict(environment), "directory": str(Path.cwd())}
+    contextvars.Context().run(_run, message, streams)
+    os._exit(1)
+
+
+def name_of(module: str) -> str:
+    """Return the name that the system has for a worker that was forked: the last fifteen characters of its module."""
+    return module[-15:]
+
+
+_WRITE = os.write
+_EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 if __name__ == "__main__":
     _serve(socket.socket(fileno=os.dup(0)))

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from forking import Forked, can_fork
+from forking import Forked, can_fork, name_of
 from waiting import BOUND_S
 
 from sidelight.loadgen.recorder import STAT_NS
@@ -212,7 +212,11 @@ class ForkedCommand(_Bounded, Forked):
 
 
 def start(
-    *arguments: str | Path, limit: int | None = None, fresh: bool = False, **variables: str
+    *arguments: str | Path,
+    limit: int | None = None,
+    fresh: bool = False,
+    stderr: int = subprocess.PIPE,
+    **variables: str,
 ) -> subprocess.Popen[str]:
     """Start a command; `limit` is the hard limit of its open files, `variables` are added to its environment.
 
@@ -228,7 +232,7 @@ def start(
     return kind(
         [sys.executable, "-m", "sidelight", *map(str, arguments)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env=environment,
         preexec_fn=None if limit is None else lower,  # no thread of ours holds a lock in the child
@@ -298,7 +302,12 @@ def children(parent: int) -> dict[int, str]:
 
 def child_processes(parent: int, *modules: str) -> list[int]:
     """Return the processes that a process started to run one of these modules, in order."""
-    return [child for child, command in children(parent).items() if not set(modules).isdisjoint(command.split("\0"))]
+    names = {*modules, *map(name_of, modules)}
+    return [
+        child
+        for child, command in children(parent).items()
+        if not names.isdisjoint((*command.split("\0"), Path(f"/proc/{child}/comm").read_text().rstrip("\n")))
+    ]
 
 
 def load_workers(parent: int) -> list[int]:

@@ -32,10 +32,11 @@ from sidelight.scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
 from sidelight.sidecar.formats import FORMATS
 
 
-def refusal(path: Path, least_cpu_s: int) -> str:
+def refusal(path: Path, least_cpu_s: int, least_bytes: int) -> str:
     """Return the one line of a report that took more than it may."""
     start = "from sidelight.sidecar import __main__; from sidelight.sidecar.report import bounded"
-    code = f"{start}; bounded.LEAST_CPU_S = {least_cpu_s}; __main__.main()"
+    limits = f"bounded.LEAST_CPU_S, bounded.LEAST_BYTES = {least_cpu_s}, {least_bytes}"
+    code = f"{start}; {limits}; __main__.main()"
     command = [sys.executable, "-c", code, "report", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n")), done.stderr
@@ -55,7 +56,7 @@ def test_a_directory_is_evaluated_in_so_much_memory(tmp_path: Path):
             stamp_ns = began_ns + number * 1_000_000
             row = RowRecord(layout=0, tick_ns=stamp_ns, request_ns=stamp_ns, response_ns=stamp_ns + 1, delta=b"")
             log.append(msgspec.msgpack.encode(row))
-    assert "memory" in refusal(path, 600)
+    assert "memory" in refusal(path, 600, 2**28)
 
 
 def test_a_directory_is_evaluated_in_so_much_time(tmp_path: Path):
@@ -71,7 +72,7 @@ def test_a_directory_is_evaluated_in_so_much_time(tmp_path: Path):
             log.append(msgspec.msgpack.encode(row))
     with (path / "raw" / "hole").open("wb") as file:
         file.truncate(10**12)
-    assert re.search("took more than [1-5] s of the processor's time", refusal(path, 1))
+    assert re.search("took more than [1-5] s of the processor's time", refusal(path, 1, 2**31))
     assert not list(path.glob(".*"))
 
 

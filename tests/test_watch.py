@@ -10,7 +10,7 @@ import re
 import resource
 import signal
 import socket
-import sys
+import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from children import Child, awaited
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from packed_columns import read
-from processes import child_processes
+from processes import child_processes, start
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, SERVER, body, call, engine, gateway
 from served import answer
@@ -45,7 +46,7 @@ RESTARTS = "sidelight_receiver_restarts_total"
 class Watch:
     """The process, what it said, and where it is."""
 
-    process: asyncio.subprocess.Process
+    process: Child
     path: Path
     said: list[str] = field(default_factory=list)
     page: str = ""
@@ -92,7 +93,6 @@ class Watch:
     async def end(self) -> str:
         """End it by SIGTERM; return its result."""
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.stdout is not None
         out = await asyncio.wait_for(self.process.stdout.read(), BOUND_S)
         assert 0 == await self.process.wait(), self.said
         return out.decode()
@@ -112,13 +112,9 @@ class Watch:
 async def watching(path: Path, *options: str, terminal: bool = False) -> AsyncIterator[Watch]:
     """Start a watch that listens on free ports, and speaks JSON or to a terminal."""
     addresses = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--out", str(path))
-    ours, theirs = os.openpty() if terminal else (-1, asyncio.subprocess.PIPE)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidelight", "watch", *addresses, *options, *(() if terminal else ("--json",))),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm"},
-    )
+    ours, theirs = os.openpty() if terminal else (-1, subprocess.PIPE)
+    shown = () if terminal else ("--json",)
+    process = await awaited(start("watch", *addresses, *options, *shown, stderr=theirs, TERM="xterm"))
     watch = Watch(process=process, path=path)
     if terminal:
         os.close(theirs)

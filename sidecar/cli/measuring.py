@@ -223,8 +223,13 @@ def _measured(
             printing.print_report(derived.summary, measured.path, said=progress.warned)
             return derived, derived
 
+        results: list[Evaluated] = []  # the result of a task is formatted, all columns, whenever SIGINT is handled
+
+        async def measured() -> None:
+            results.append(await measure(progress, finish))
+
         try:
-            derived = asyncio.run(measure(progress, finish))
+            asyncio.run(measured())
         except SidelightError as error:
             from sidelight.sidecar.report import printing  # noqa: PLC0415  as above
 
@@ -232,6 +237,7 @@ def _measured(
             raise
     from sidelight.sidecar.report import derive  # noqa: PLC0415  as above
 
+    (derived,) = results
     summary, path = derived.summary, derived.run.path
     if isinstance(options, RunOptions) and (options.otlp_export or options.prometheus_write):
         from sidelight.sidecar.report import span_export  # noqa: PLC0415  as above

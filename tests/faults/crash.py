@@ -35,7 +35,7 @@ MOST_ANSWERS = 60
 CHILDREN = ("sidelight.loadgen.worker", "sidelight.scraper.worker", "sidelight.scraper.worker.spans")
 # A process that dies at its n-th call: its module, and about how many calls of each kind it does in such a run.
 AT_CALL: Mapping[str, tuple[str, Mapping[str, int]]] = {
-    "conductor": ("sidecar", {"write": 70, "fsync": 35, "rename": 9, "open": 15}),
+    "conductor": ("sidelight", {"write": 70, "fsync": 35, "rename": 9, "open": 15}),
     "worker": ("sidelight.loadgen.worker", {"write": 75, "open": 2}),
     "scraper": ("sidelight.scraper.worker", {"write": 40, "open": 3}),
     "receiver": ("sidelight.scraper.worker.spans", {"write": 4, "open": 2}),

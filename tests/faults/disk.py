@@ -35,7 +35,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "rename": ("EIO", "ENOSPC"),
 }
 PROCESSES = {
-    "conductor": "sidecar",
+    "conductor": "sidelight",
     "worker": "sidelight.loadgen.worker",
     "scraper": "sidelight.scraper.worker",
     "receiver": "sidelight.scraper.worker.spans",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 VARIABLE = "CLOCK_INJECTED"
@@ -81,8 +82,8 @@ def install(clock: WallClock) -> None:
 
 
 def install_where_asked() -> None:
-    """Go by the clock that the environment names."""
-    if VARIABLE in os.environ:
+    """Go by the clock that the environment names; a process that was forked from one that does so does it already."""
+    if VARIABLE in os.environ and isinstance(time.time_ns, BuiltinFunctionType):
         install(WallClock(Path(os.environ[VARIABLE])))
 
 
