@@ -17,8 +17,8 @@ from skips import in_ci, is_expected
 
 from sidelight.sidecar.cli import app as cli
 
-# A busy machine does not refute a law.
-settings.register_profile("sidelight", deadline=None)
+# A busy machine does not refute a law. Each run of the suite draws other examples: fifty of them are enough at a time.
+settings.register_profile("sidelight", deadline=None, max_examples=50)
 settings.load_profile("sidelight")
 
 # looptime asks the policy for "the" loop around synchronous tests too, and a policy without a loop makes one

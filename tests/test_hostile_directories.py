@@ -235,7 +235,7 @@ def test_a_run_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     good, bad = golden_files.copied("two_engines", tmp_path), tmp_path / "bad"
     (bad / "raw").mkdir(parents=True)
     (bad / "manifest.json").write_text(manifest)
-    for arguments in (("report", bad), ("report", good, bad), ("report", good, "--base", bad), ("compare", good, bad)):
+    for arguments in (("report", bad), ("report", bad, good), ("report", good, "--base", bad), ("compare", bad, good)):
         out = () if arguments[0] == "report" else ("--out", tmp_path / "out")
         assert 2 == ran(*arguments, *out)
         assert 1 == capsys.readouterr().err.count("\n")

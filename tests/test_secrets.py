@@ -7,11 +7,9 @@ from __future__ import annotations
 import base64
 import csv
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 import zlib
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from certificates import Authority
 from echoing import Echoing, echoing
-from processes import until
+from processes import start, until
 from sent_spans import body, span
 
 from sidelight.rundir.access import basic
@@ -65,15 +63,8 @@ class Left:
         return (path for root in self.paths for path in root.rglob("*") if path.is_file())
 
 
-def started(*arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "sidelight", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment | {"EXAMPLE_API_TOKEN": SECRETS["variable"]} | variables,
-    )
+def started(*arguments: str | Path, fresh: bool = False, **variables: str) -> subprocess.Popen[str]:
+    return start(*arguments, fresh=fresh, EXAMPLE_API_TOKEN=SECRETS["variable"], **variables)
 
 
 def finished(left: Left, name: str, *arguments: str | Path, **variables: str) -> int:
@@ -143,6 +134,7 @@ def watch(left: Left, echo: Echoing, authority: Authority, directory: Path) -> N
         "--metrics-cert", hidden / "unrelated.pem", "--metrics-key", hidden / "unrelated.key",
         "--otlp-forward", f"{echo.url}/?key={SECRETS['query']}", "--otlp-header", f"X-Otlp: {SECRETS['collector']}",
         SIDELIGHT_METRICS_USER=f"{SECRETS['user']}:{SECRETS['password']}", SIDELIGHT_LISTEN_TOKEN=SECRETS["listen"],
+        fresh=True,  # the system shows the environment with which a process was started, and not that of a fork
     ) as process:  # fmt: skip
         assert process.stderr is not None
         said: list[str] = []

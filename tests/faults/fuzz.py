@@ -88,4 +88,4 @@ def opened(setting: Setting) -> Iterator[Try]:
     yield attempt
 
 
-FUZZ = Kind(name="fuzz", rows=dict.fromkeys(ALL_PARSERS, 200), opened=opened)
+FUZZ = Kind(name="fuzz", rows=dict.fromkeys(ALL_PARSERS, 100), opened=opened)

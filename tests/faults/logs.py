@@ -224,8 +224,6 @@ LOG_FAULTS = Kind(
     name="logs",
     rows={
         **dict.fromkeys(DAMAGE, 1),
-        "forge": 3,
-        "change-manifest": 3,
         **{f"watch:{damage}": 1 for damage in DAMAGE},
         **{f"study:{damage}": int(damage in QUICK_OF_STUDIES) for damage in DAMAGE},
     },

@@ -214,7 +214,7 @@ USUAL = [
 ] * batch.LEAST_REPLIES
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(replies(), min_size=1, max_size=4), st.integers(0, 1))
 def test_replies_read_together_are_those_read_alone(drawn: list[WholeReply], behind: int):
     """Every field, whatever was changed, and those of their neighbours."""

@@ -210,7 +210,7 @@ def hostile(draw: st.DrawFn) -> tuple[list[float], Float64, Float64]:
 
 
 @given(hostile())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_no_page_breaks_the_order(page: tuple[list[float], Float64, Float64]):
     """Nothing raises or warns; quantiles never decrease and lie between lowest and highest and in their interval."""
     bounds, counts, sums = page

@@ -96,7 +96,7 @@ def assert_same(
         np.testing.assert_array_equal(held, stored, name)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rows_in_memory", [1, 7, 25])
 def test_every_column_is_the_same_in_memory_and_in_files(wire: type[Wire], seed: int, rows_in_memory: int):
     """As are some of the rows, in another order too, and what is computed from them."""

@@ -81,7 +81,7 @@ def test_slow_requests_are_those_that_queued():
 
 def test_a_study_goes_on_until_the_interval_is_narrow():
     """At growing lengths, five looks at most; what is stated in the end is not wider than what ended it."""
-    finished, findings = played(until="ttft_p50±6%", load=0.5)
+    finished, findings = played(until="ttft_p50±8%", load=0.5)
     assert 2 <= len(finished) <= 5
     sizes = [each.step.requests or 0 for each in finished]
     assert sizes == [with_ramp(300 * 2 ** max(at - 1, 0)) for at in range(len(sizes))]
@@ -90,10 +90,10 @@ def test_a_study_goes_on_until_the_interval_is_narrow():
     low, high = p50.ci95 or (None, None)
     assert low is not None
     assert high is not None
-    assert p50.value - low <= 0.06 * p50.value
-    assert high - p50.value <= 0.06 * p50.value
+    assert p50.value - low <= 0.08 * p50.value
+    assert high - p50.value <= 0.08 * p50.value
     assert "99 %" in p50.method
-    ended = decide(TTFT, asked(capacity=5.9, until="ttft_p50±6%", load=0.5), finished)
+    ended = decide(TTFT, asked(capacity=5.9, until="ttft_p50±8%", load=0.5), finished)
     assert isinstance(ended, Done)
     assert "known within" in ended.reason
 
