@@ -37,7 +37,8 @@ OF_RUN = (
 )
 OF_PAGES = (
     "pages of {pages} engines were scraped, and requests are known to be of {engines}: send to the engines themselves "
-    "(--url, several with commas), or let each send its spans; or give one page, and ask for several with --replicas"
+    "(--url, once for each), or let each send its spans; or give one page, and ask for several with --replicas. "
+    "Prefill and decode engines that share requests are not predicted"
 )
 _PROCESSES = ("poisson", "uniform", "gamma", "burst")
 

@@ -74,8 +74,8 @@ Page = Annotated[Path | None, option(OUTPUT, "Write a page with p99 by rate to t
 Server = Annotated[
     str | None,
     _what_if(
-        "Send the loads to this server, whose settings are those of the last --set, and show measured times beside the "
-        "predicted."
+        "Send the loads to this server, or several with commas, whose settings are those of the last --set, and show "
+        "measured times beside the predicted."
     ),
 ]
 Price = Annotated[float | None, option(CRITERIA, "What an engine costs an hour, in any currency.")]
