@@ -12,7 +12,7 @@ import numpy as np
 
 from sidelight.rundir.columns import Floats, Ints
 from sidelight.rundir.printable.numbers import duration
-from sidelight.rundir.stats import Missing
+from sidelight.rundir.stats import Missing, known
 from sidelight.simulator.settings import EngineSettings
 from sidelight.twin.engine.fit import EngineFit, EngineRequests, fit
 from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
@@ -87,12 +87,8 @@ def latencies_ms(load: EngineLoad, times: EngineTimes, frontend_s: Floats) -> Fl
 
 def quantiles_of(latencies: Floats) -> Floats:
     """Return the quantiles of latencies [3, n] by METRICS and QUANTILES [3, 3]; NaN where no request has one."""
-    return np.array(
-        [
-            np.quantile(row[np.isfinite(row)], QUANTILES) if np.isfinite(row).any() else [np.nan] * len(QUANTILES)
-            for row in latencies
-        ]
-    )
+    known_ms = [known(row) for row in latencies]
+    return np.array([np.quantile(each, QUANTILES) if len(each) else [np.nan] * len(QUANTILES) for each in known_ms])
 
 
 def replayed(requests: EngineRequests, engine: EngineSettings, fitted: EngineFit, *, seed: int) -> Floats:

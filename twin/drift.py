@@ -158,16 +158,17 @@ class EngineHistory:
 
     def changes(self, before: Mapping[str, LastingChange]) -> dict[str, LastingChange]:
         """Return the changes that last, by part; those of `before` that go on began when they did."""
-        shown = {name: drift_of(self.minutes[name], each, _LEAST[name]) for name, each in self.baselines.items()}
-        changes = {name: change for name, change in shown.items() if change is not None}
-        began_s = {name: change.since_s for name, change in before.items()
-                   if name in changes and (change.ratio > 1) == (changes[name].ratio > 1)}  # fmt: skip
-        return {name: replace(change, since_s=began_s.get(name, change.since_s)) for name, change in changes.items()}
+        changes: dict[str, LastingChange] = {}
+        for name, baseline in self.baselines.items():
+            if change := drift_of(self.minutes[name], baseline, _LEAST[name]):
+                earlier = before.get(name, change)
+                goes_on = (earlier.ratio > 1) == (change.ratio > 1)
+                changes[name] = replace(change, since_s=earlier.since_s) if goes_on else change
+        return changes
 
     def ratios(self) -> dict[str, LastingChange]:
         """Return the ratios of the last minutes to the baseline, by part."""
-        ratios = {name: ratio_of(self.minutes[name], baseline) for name, baseline in self.baselines.items()}
-        return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        return {name: ratio for name, each in self.baselines.items() if (ratio := ratio_of(self.minutes[name], each))}
 
 
 def begun(fitted: EngineFit, at_s: float) -> EngineHistory:

@@ -16,6 +16,7 @@ from sidelight.rundir.printable.numbers import figure, spoken
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import PLACES
 from sidelight.twin.engine.spans import SpannedRequests, from_origin, spanned_requests
+from sidelight.twin.limits import overruns
 from sidelight.twin.model import LEAST_WHOLE, OF_PAGES, twin_of_engines
 from sidelight.twin.scenario import Scenario, Twin, predict
 
@@ -169,10 +170,8 @@ class _Search:
         if isinstance(prediction, Missing):
             self.refused = prediction.reason if ratio > 1 else ""
             return False
-        ends_ms = np.stack([prediction.high, prediction.median, prediction.low])
-        over = np.array([np.log(ends_ms[:, *PLACES[each.metric, each.quantile]] / each.bound)
-                         for each in self.objectives])  # fmt: skip
-        self.overruns[ratio] = np.nan_to_num(over, nan=-np.inf).max(axis=0)
+        over = overruns(prediction, self.objectives)
+        self.overruns[ratio] = over.max(axis=0)
         self.first[ratio] = self.objectives[int(np.argmax(over[:, 1]))]
         return True
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated
 
+import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from sidelight.loadgen.requests.slo.objectives import Objective
@@ -48,16 +49,20 @@ def check_objectives(objectives: Sequence[Objective]) -> None:
             )  # fmt: skip
 
 
+def overruns(prediction: Prediction, objectives: Sequence[Objective]) -> Floats:
+    """Return the logarithms of upper ends, medians and lower ends over objectives [objectives, 3].
+
+    An objective of times that no request has is met by far.
+    """
+    ends_ms = np.stack([prediction.high, prediction.median, prediction.low])
+    over = np.log([ends_ms[:, *PLACES[each.metric, each.quantile]] / each.bound for each in objectives])
+    return np.where(np.isnan(over), -np.inf, over)
+
+
 def is_met(prediction: Prediction, objectives: Sequence[Objective]) -> bool | None:
     """Return whether all objectives are met; None where the interval of one has both."""
-    if all(_within(prediction.high, each) for each in objectives):
-        return True
-    return None if all(_within(prediction.low, each) for each in objectives) else False
-
-
-def _within(times_ms: Floats, objective: Objective) -> bool:
-    value = float(times_ms[PLACES[objective.metric, objective.quantile]])
-    return not value > objective.bound  # also where no request has such a time
+    surely, _, perhaps = (overruns(prediction, objectives).max(axis=0) <= 0).tolist()
+    return surely or (None if perhaps else False)
 
 
 def highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario) -> HighestRate:
@@ -67,16 +72,15 @@ def highest_rate(twin: Twin, objectives: Sequence[Objective], scenario: Scenario
     def at(rate: float) -> Prediction | Missing:
         return predict(twin, replace(scenario, rate_per_s=rate, concurrency=None, replicas=1), plays=_PLAYS)
 
-    def by(ends: Callable[[Prediction], Floats]) -> float | None:
-        def holds(rate: float) -> bool:
-            prediction = at(rate)
-            return isinstance(prediction, Prediction) and all(_within(ends(prediction), each) for each in objectives)
+    def holds(rate: float, end: int) -> bool:
+        prediction = at(rate)
+        return isinstance(prediction, Prediction) and bool((overruns(prediction, objectives)[:, end] <= 0).all())
 
-        return _highest(holds, twin.rate_per_s)
-
-    surely_per_s, perhaps_per_s = by(lambda each: each.high), by(lambda each: each.low)
+    surely_per_s, estimate, perhaps_per_s = (
+        _highest(partial(holds, end=end), around=twin.rate_per_s) for end in range(3)
+    )
     return HighestRate(
-        estimate=by(lambda each: each.median),
+        estimate=estimate,
         low=surely_per_s,
         high=None if perhaps_per_s and isinstance(at(perhaps_per_s * _CLOSE), Missing) else perhaps_per_s,
         replicas=fewest_replicas(twin, objectives, scenario, surely_per_s),

@@ -113,12 +113,7 @@ def _twin(requests: EngineRequests, known: Mapping[str, int]) -> Twin | Missing:
     if isinstance(missed, Missing) or reason:
         return Missing(_fewer_seats(requests, known) or reason)
     return Twin(
-        requests=requests,
-        fitted=fitted,
-        engine=engine,
-        missed=missed,
-        traffic=requests,
-        duration_s=span_s(requests),
+        requests=requests, fitted=fitted, engine=engine, missed=missed, traffic=requests, duration_s=span_s(requests)
     )
 
 

@@ -16,17 +16,7 @@ from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import EngineSettings, SettingsError
 from sidelight.twin.check import Misfit, latencies_ms, observed_ms, quantiles_of
 from sidelight.twin.engine.fit import BUDGETS, LEAST_REQUESTS, EngineFit, EngineRequests
-from sidelight.twin.engine.play import (
-    BLOCKS,
-    BUDGET,
-    MOST_STEPS,
-    SEATS,
-    SETTINGS,
-    EngineLoad,
-    Router,
-    play,
-    stretches,
-)
+from sidelight.twin.engine.play import BLOCKS, BUDGET, MOST_STEPS, SEATS, SETTINGS, EngineLoad, Router, play, stretches
 from sidelight.twin.engine.steps import AnsweredRequests
 
 _SETTING = re.compile(r"([a-z-]+)=(\d{1,12})")
@@ -151,15 +141,16 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
     if twin.beside and scenario.replicas > 1:
         return Missing(f"the run had {len(twin.engines)} engines, and replicas are of one")
     shares = _shares(twin, scenario)
-    limits = [list(_engines(*share)) for share in shares]
+    try:
+        limits = [_possible_engines(each.twin, scenario.settings) for each in shares]
+    except SettingsError as error:
+        return Missing(str(error))
     shown: list[Prediction] = []
     for at in range(max(map(len, limits))):
-        engines = [each[min(at, len(each) - 1)] for each in limits]
-        served = [
-            engine if isinstance(engine, Missing) else _Share(*share, engine)
-            for share, engine in zip(shares, engines, strict=True)
+        shares = [
+            share._replace(engine=each[min(at, len(each) - 1)]) for share, each in zip(shares, limits, strict=True)
         ]
-        prediction = _predict(scenario, served, plays)
+        prediction = _predict(scenario, shares, plays)
         if isinstance(prediction, Missing):
             return prediction
         shown.append(prediction)
@@ -177,41 +168,65 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
 
 
 class _Share(NamedTuple):
-    """Share of a load on an engine."""
+    """An engine's share of a load: `concurrency` of a closed loop, else a rate, by a process or by the run's gaps."""
 
     twin: Twin
-    load: Scenario
     engine: EngineSettings
+    rate_per_s: float
+    concurrency: int | None
+    arrival: Arrival | None
+
+    @property
+    def about(self) -> int:
+        """Return about how many requests a play sends to the engine and its replicas."""
+        if self.concurrency is not None:
+            return len(self.twin.requests)
+        about = round(self.rate_per_s * self.twin.duration_s)
+        trace_ns = self.arrival.trace_ns if self.arrival else None
+        return about if trace_ns is None else min(about, len(trace_ns))
 
 
-def _shares(twin: Twin, scenario: Scenario) -> list[tuple[Twin, Scenario]]:
-    """Return each engine with its share of a load: of the rate as in the run, of those in flight by Little's law."""
-    if not twin.beside:
-        return [(twin, scenario)]
+def _shares(twin: Twin, scenario: Scenario) -> list[_Share]:
+    """Return the share of each engine: of the rate as in the run, of those in flight by Little's law."""
     alone = [replace(each, beside=()) for each in twin.engines]
-    if _is_closed(twin, scenario):
+    if concurrency := scenario.concurrency or (None if scenario.rate_per_s else twin.concurrency):
         held = [float(observed_ms(each.requests)[2].sum()) for each in alone]
-        count = scenario.concurrency or twin.concurrency or 1
-        counts = [max(1, round(count * each / sum(held))) for each in held]
-        return [(each, replace(scenario, concurrency=part)) for each, part in zip(alone, counts, strict=True)]
-    times = (scenario.rate_per_s or twin.rate_per_s) / twin.rate_per_s
-    return [(each, replace(scenario, rate_per_s=times * each.rate_per_s)) for each in alone]
+        counts = [max(1, round(concurrency * each / sum(held))) for each in held]
+        return [_Share(each, each.engine, 0.0, count, None) for each, count in zip(alone, counts, strict=True)]
+    rate, all_per_s = scenario.rate_per_s or twin.rate_per_s, twin.rate_per_s
+    return [
+        _Share(each, each.engine, rate * (each.rate_per_s / all_per_s), None, scenario.arrival or each.arrival)
+        for each in alone
+    ]
 
 
-def _engines(twin: Twin, scenario: Scenario) -> Iterator[EngineSettings | Missing]:
-    """Yield the engines of a scenario, the lowest limits first, or why there is none.
+def _possible_engines(twin: Twin, settings: Mapping[str, int]) -> list[EngineSettings]:
+    """Return the engines that a twin's can be under settings, the lowest limits first.
 
-    For requests as the run's, a budget that did not show is one that it would not have met.
+    For requests as the run's, a budget that did not show is one that it would not have met. One that is not set has
+    room for the seats. Raises SettingsError where there can be none.
     """
-    fitted = twin.fitted
+    fitted, seats = twin.fitted, settings.get(SEATS, twin.fitted.seats)
     least, most = (fitted.budget, fitted.budget) if twin.traffic is twin.requests else fitted.budgets
-    seats, budget = scenario.settings.get(SEATS), scenario.settings.get(BUDGET)
-    seats = seats or fitted.seats
-    budgets = [budget] if budget else sorted({least, most, *(each for each in BUDGETS if least < each < most)})
+    least, most = settings.get(BUDGET, least), settings.get(BUDGET, most)
+    budgets = sorted({least, most, *(each for each in BUDGETS if least < each < most)})
+    limits = [(seats or each, each) for each in budgets]
     if seats is None:
-        yield _engine(twin, scenario, fitted.most_sequences, budgets[0])
-    for each in budgets:
-        yield _engine(twin, scenario, seats or each, each)
+        limits = [(fitted.most_sequences, budgets[0]), *limits]
+    blocks = settings.get(BLOCKS, twin.engine.kv_blocks)
+    engines = [
+        replace(
+            twin.engine,
+            max_num_seqs=seats,
+            max_num_batched_tokens=budget if BUDGET in settings else max(budget, seats),
+            kv_blocks=blocks,
+        )
+        for seats, budget in limits
+    ]
+    longest, size = int((twin.traffic.prompt_tokens + twin.traffic.output_tokens).max()), twin.engine.block_size
+    if (needed := -(-longest // size)) > blocks:
+        raise SettingsError(f"the longest request has {longest:,} tokens and needs {needed:,} blocks of {size}")
+    return engines
 
 
 def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
@@ -229,19 +244,18 @@ def _unknown(twin: Twin, scenario: Scenario, many: Prediction) -> Missing:
     )
 
 
-def _predict(scenario: Scenario, possible: Sequence[_Share | Missing], plays: int | None) -> Prediction | Missing:
-    for each in possible:
-        if isinstance(each, Missing):
-            return each
-        if reason := _too_few_or_many(*each):
+def _predict(scenario: Scenario, shares: Sequence[_Share], plays: int | None) -> Prediction | Missing:
+    for share in shares:
+        if reason := _too_few_or_many(share, scenario.replicas):
             return Missing(reason)
-    shares = [each for each in possible if isinstance(each, _Share)]
-    about = sum(_about(each.twin, each.load) for each in shares)
+    about = sum(each.about for each in shares)
     plays = plays or int(np.clip(_REQUESTS // about, _LEAST_PLAYS, _MOST_PLAYS))
     played = [
-        [_played(*share, seed=len(shares) * number + at) for at, share in enumerate(shares)] for number in range(plays)
+        [_played(share, scenario, seed=len(shares) * number + at) for at, share in enumerate(shares)]
+        for number in range(plays)
     ]
-    logs = np.log(np.array([_quantiles(each) for each in played]))
+    latencies = [np.concatenate([each.latencies_ms for each in play], axis=1) for play in played]
+    logs = np.log([np.maximum(quantiles_of(each), 1e-6) for each in latencies])
     missed = np.mean([_misfit(each.twin.missed) for each in shares], axis=0)
     spread = np.hypot(logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / plays), missed)
     from scipy.special import stdtrit  # noqa: PLC0415  as in `correlator.load.steady`
@@ -259,7 +273,7 @@ def _predict(scenario: Scenario, possible: Sequence[_Share | Missing], plays: in
                 f"steps depend on the size of the batch otherwise than by a line, and {running} sequences would run "
                 f"where the run had at most {fitted.most_sequences}"
             )
-        notes |= dict.fromkeys((*share.twin.notes, *_notes(share.twin, share.load, running)))
+        notes |= dict.fromkeys((*share.twin.notes, *_notes(share.twin, scenario, running)))
     return Prediction(
         scenario=scenario,
         median=np.exp(middle),
@@ -275,38 +289,21 @@ def _predict(scenario: Scenario, possible: Sequence[_Share | Missing], plays: in
     )
 
 
-def _about(twin: Twin, scenario: Scenario) -> int:
-    """Return about how many requests a play sends to an engine and its replicas."""
-    process = _process(twin, scenario)
-    about = len(twin.requests)
-    if not _is_closed(twin, scenario):
-        about = round((scenario.rate_per_s or twin.rate_per_s) * twin.duration_s)
-    return about if process is None or process.trace_ns is None else min(about, len(process.trace_ns))
-
-
-def _too_few_or_many(twin: Twin, scenario: Scenario, engine: EngineSettings) -> str:
+def _too_few_or_many(share: _Share, replicas: int) -> str:
     """Return the reason against so few or many requests, or "" without one."""
-    about = _about(twin, scenario)
-    if about < LEAST_REQUESTS * scenario.replicas:
+    twin, about = share.twin, share.about
+    if about < LEAST_REQUESTS * replicas:
         return (
             f"{about} requests are sent in {twin.duration_s:.0f} s, and each replica needs {LEAST_REQUESTS}: give a "
             "higher rate, or a longer run"
         )
     tokens, outputs = twin.traffic.prompt_tokens.mean(), twin.traffic.output_tokens.mean()
-    if about * (1 + tokens / engine.max_num_batched_tokens + outputs / MOST_STEPS) > _MOST_EVENTS:
+    if about * (1 + tokens / share.engine.max_num_batched_tokens + outputs / MOST_STEPS) > _MOST_EVENTS:
         return (
             f"{about:,} requests, of {tokens:,.0f} and {outputs:,.0f} tokens in the mean, are more than can be played: "
             "give a lower rate, a shorter trace, or shorter lengths"
         )
     return ""
-
-
-def _quantiles(of_engines: Sequence[_Play]) -> Floats:
-    return np.maximum(quantiles_of(np.concatenate([each.latencies_ms for each in of_engines], axis=1)), 1e-6)
-
-
-def _is_closed(twin: Twin, scenario: Scenario) -> bool:
-    return scenario.concurrency is not None or (twin.concurrency is not None and scenario.rate_per_s is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,13 +316,13 @@ class _Play:
     most_running: int
 
 
-def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, *, seed: int) -> _Play:
+def _played(share: _Share, scenario: Scenario, *, seed: int) -> _Play:
+    twin = share.twin
     random = np.random.default_rng([seed, len(twin.requests)])
     population = random.integers(0, len(twin.traffic), len(twin.traffic))
-    engine = replace(engine, speed=twin.fitted.draws[seed % len(twin.fitted.draws)])
-    process = _process(twin, scenario)
-    is_replay = process is not None and process.kind == "replay"
-    arrival_s = None if _is_closed(twin, scenario) else _arrivals(twin, scenario.rate_per_s, process, seed, random)
+    engine = replace(share.engine, speed=twin.fitted.draws[seed % len(twin.fitted.draws)])
+    is_replay = share.arrival is not None and share.arrival.kind == "replay"
+    arrival_s = _arrivals(share, seed, random) if share.concurrency is None else None
     count = len(twin.requests) if arrival_s is None else len(arrival_s)
     drawn = np.arange(count) if is_replay else population[random.integers(0, len(population), count)]
     frontend_s = random.choice(twin.fitted.frontend_s, count)
@@ -334,7 +331,7 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, *, seed: int
         cached_tokens=twin.traffic.cached_tokens[drawn],
         output_tokens=twin.traffic.output_tokens[drawn],
         arrival_s=None if arrival_s is None else arrival_s + frontend_s,
-        concurrency=scenario.concurrency or twin.concurrency or 1,
+        concurrency=share.concurrency or 1,
         think_s=float(np.median(frontend_s)),
     )
     times = play(
@@ -361,33 +358,11 @@ def _played(twin: Twin, scenario: Scenario, engine: EngineSettings, *, seed: int
     )
 
 
-def _engine(twin: Twin, scenario: Scenario, seats: int, budget: int) -> EngineSettings | Missing:
-    """Return the engine of a scenario, or why none can be so; a budget that it does not set has room for the seats."""
-    if BUDGET not in scenario.settings:
-        budget = max(budget, seats)
-    blocks = scenario.settings.get(BLOCKS, twin.engine.kv_blocks)
-    try:
-        engine = replace(twin.engine, max_num_seqs=seats, max_num_batched_tokens=budget, kv_blocks=blocks)
-    except SettingsError as error:
-        return Missing(str(error))
-    longest = int((twin.traffic.prompt_tokens + twin.traffic.output_tokens).max())
-    if (needed := -(-longest // engine.block_size)) > engine.kv_blocks:
-        return Missing(f"the longest request has {longest:,} tokens and needs {needed:,} blocks of {engine.block_size}")
-    return engine
-
-
-def _process(twin: Twin, scenario: Scenario) -> Arrival | None:
-    """Return the process of arrivals; None of a closed loop, and where gaps are drawn from those that were."""
-    return None if _is_closed(twin, scenario) else scenario.arrival or twin.arrival
-
-
-def _arrivals(
-    twin: Twin, rate_per_s: float | None, process: Arrival | None, seed: int, random: np.random.Generator
-) -> Floats:
+def _arrivals(share: _Share, seed: int, random: np.random.Generator) -> Floats:
     """Return the seconds of arrivals; without a process, gaps are drawn from those that were."""
-    rate = rate_per_s or twin.rate_per_s
-    if process is not None:
-        return schedule(replace(process, rate_per_s=rate), seed=1 + seed, duration_s=twin.duration_s) / 1e9
+    twin, rate = share.twin, share.rate_per_s
+    if share.arrival is not None:
+        return schedule(replace(share.arrival, rate_per_s=rate), seed=1 + seed, duration_s=twin.duration_s) / 1e9
     gaps_s = np.diff(twin.traffic.submit_s) * twin.rate_per_s / rate
     count = round(rate * twin.duration_s * 1.5) + 10
     drawn = stretches(random, len(gaps_s), max(1, round(len(gaps_s) ** (1 / 3))), count)[:count]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict
 
 from sidelight.recorded.run import Run
 from sidelight.rundir.fields import Amount, Count, Reason, doc
@@ -12,7 +13,7 @@ from sidelight.rundir.stats import Missing
 from sidelight.twin.check import PLACES, quantiles_of
 from sidelight.twin.engine.play import SEATS
 from sidelight.twin.model import twin_of
-from sidelight.twin.scenario import Scenario, predict
+from sidelight.twin.scenario import Prediction, Scenario, predict
 
 MOST_REQUESTS = 1000  # of more, a report would take long
 _PLAYS = 8
@@ -24,6 +25,12 @@ class PredictedTime(Struct, frozen=True, kw_only=True):
     estimate: Annotated[Amount, doc("median of the plays", "ms")]
     low: Annotated[Amount, doc("lower end of the 90 % interval", "ms")]
     high: Annotated[Amount, doc("upper end of the 90 % interval", "ms")]
+
+
+def predicted_time(prediction: Prediction, at: tuple[int, int]) -> PredictedTime:
+    """Return the time at a place of PLACES."""
+    estimate, low, high = (float(each[at]) for each in (prediction.median, prediction.low, prediction.high))
+    return PredictedTime(estimate=estimate, low=low, high=high)
 
 
 class PredictedChange(PredictedTime, frozen=True, kw_only=True):
@@ -65,12 +72,7 @@ def more_seats(run: Run, finished: float, *, pages: int = 1) -> MoreSeats:
 
     def change(metric: str, quantile: float) -> PredictedChange:
         at = PLACES[metric, quantile]
-        return PredictedChange(
-            now=float(observed[at]),
-            estimate=float(prediction.median[at]),
-            low=float(prediction.low[at]),
-            high=float(prediction.high[at]),
-        )
+        return PredictedChange(now=float(observed[at]), **asdict(predicted_time(prediction, at)))
 
     return MoreSeats(
         now=now,

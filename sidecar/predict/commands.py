@@ -163,17 +163,13 @@ def _objectives(slo: str | None, price: float | None) -> Slo | None:
 
 def _twin(run: Run, known: Mapping[str, int]) -> Twin:
     """Return the twin of a run; raises ConfigurationError where a prediction would be a guess."""
-    twin = twin_of(run, _finished(run), known, pages=engines_of(run))
+    window = window_of(run)
+    counted = server_of(run, window, window.end_ns - window.start_ns).requests_finished
+    finished = float(counted.stats.total or 0.0) if counted else 0.0
+    twin = twin_of(run, finished, known, pages=engines_of(run))
     if isinstance(twin, Missing):
         raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}")
     return twin
-
-
-def _finished(run: Run) -> float:
-    """Return the requests that engines' pages counted in the measured window, 0 where none does."""
-    window = window_of(run)
-    finished = server_of(run, window, window.end_ns - window.start_ns).requests_finished
-    return float(finished.stats.total or 0.0) if finished else 0.0
 
 
 def _loads(

@@ -16,7 +16,7 @@ from sidelight.twin.check import METRICS
 from sidelight.twin.engine.play import Router
 from sidelight.twin.limits import HighestRate, check_objectives, highest_rate, is_met
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
-from sidelight.twin.seats import PredictedTime
+from sidelight.twin.seats import PredictedTime, predicted_time
 
 VERSION = "1.3"
 LEVELS = ("p50", "p90", "p99")
@@ -132,14 +132,8 @@ def _load(
     measure: Callable[[Prediction], MeasuredLoad | UnsetType],
 ) -> PredictedLoad:
     """Return a scenario with its prediction, or with the reason why there is none."""
-    about: dict[str, Any] = {
-        "label": scenario.label,
-        "rate_per_s": scenario.rate_per_s,
-        "concurrency": scenario.concurrency,
-        "replicas": scenario.replicas,
-        "router": scenario.router,
-        "settings": dict(scenario.settings),
-    }
+    names = ("label", "rate_per_s", "concurrency", "replicas", "router", "settings")
+    about: dict[str, Any] = {name: getattr(scenario, name) for name in names}
     if isinstance(prediction, Missing):
         return PredictedLoad(**about, refused=prediction.reason)
     hourly = UNSET if price is None else price * scenario.replicas
@@ -160,10 +154,8 @@ def _load(
 
 
 def _times(prediction: Prediction, at: int) -> dict[str, PredictedTime]:
-    rows = zip(LEVELS, prediction.median[at], prediction.low[at], prediction.high[at], strict=True)
-    return {
-        name: PredictedTime(estimate=float(a), low=float(b), high=float(c)) for name, a, b, c in rows if np.isfinite(a)
-    }
+    times = {name: predicted_time(prediction, (at, quantile)) for quantile, name in enumerate(LEVELS)}
+    return {name: time for name, time in times.items() if np.isfinite(time.estimate)}
 
 
 def answer(

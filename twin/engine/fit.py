@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,16 +20,8 @@ from sidelight.rundir.columns import Floats, Ints, take
 from sidelight.rundir.stats import Missing
 from sidelight.simulator.settings import SpeedProfile
 from sidelight.twin.engine.play import StepFactors
-from sidelight.twin.engine.spans import SpannedRequests, decode_windows, laid_steps
-from sidelight.twin.engine.steps import (
-    EngineSteps,
-    Prefills,
-    StepWindows,
-    StreamedRequests,
-    prefills_of,
-    steps_of,
-    windows_of,
-)
+from sidelight.twin.engine.spans import SpannedRequests, laid_steps
+from sidelight.twin.engine.steps import EngineSteps, Prefills, StepWindows, StreamedRequests, prefills_of, steps_of
 
 EngineRequests = StreamedRequests | SpannedRequests
 #: Token budgets of a step that engines are given, the least first; behind them a run has not met its budget.
@@ -39,6 +33,7 @@ _ROUNDS = 6
 _LAYINGS = 5  # of steps between spans, each at the speed fitted to those before
 _HUBER = 2.0  # standard deviations
 _ALIKE, _ALIKE_BY_SPANS = 1.005, 1.03  # of the mean residual
+_COEFFICIENTS = ("step_s", "prefill_token_s", "sequence_s", "kv_token_s")
 _LEAST_DIFFERENT, _WORSE = 4, 1.5  # rows that tell budgets apart, and how much larger their residuals are
 _OUTLIER = 0.5  # of a residual: more counts as much
 _SURE_SEATS = 0.7  # of the steps beside a waiting request that have as many sequences
@@ -82,14 +77,22 @@ class EngineFit:
     coherence: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Windows of steps: their contents a step [m, 4], fitted: see `_solve`."""
 
     windows: StepWindows
     table: Floats
     coefficients: Floats
     residuals: Floats
+
+
+class _BudgetFit(NamedTuple):
+    """The fit of steps under a budget, and its mean residual."""
+
+    budget: int
+    prefills: Prefills
+    rows: _Rows
+    loss: float
 
 
 def fit(
@@ -107,12 +110,12 @@ def fit(
     before: tuple[EngineSteps, Prefills, SpeedProfile] | None = None
     # The front end says when a prompt came, and the prefills say the front end; so do laid steps and their speed.
     for _ in range(2 if isinstance(requests, StreamedRequests) else _LAYINGS):
-        steps, windows = _steps(requests, chosen, before)
-        windows = take(windows, steps.end_s[windows.until] < until_s)
+        steps = _steps(requests, chosen, before)
+        windows = take(steps.windows, steps.end_s[steps.windows.until] < until_s)
         if (known := int(windows.steps.sum())) < LEAST_STEPS:
             return Missing(f"tokens of replies show {known} of the engine's steps, and a fit needs {LEAST_STEPS}")
         budgets = (budget,) if budget else BUDGETS
-        chosen, alike, prefills, rows = _by_budget(requests, steps, windows, frontend_s, limit, budgets)
+        (chosen, prefills, rows, _), alike = _by_budget(requests, steps, windows, frontend_s, limit, budgets)
         speed = _speed(rows)
         by_size = _by_size(rows)
         of_alone = replace(speed, step_s=speed.step_s * (1.0 if by_size is None else float(by_size[1])))
@@ -141,12 +144,10 @@ def fit(
 
 def _steps(
     requests: EngineRequests, budget: int, before: tuple[EngineSteps, Prefills, SpeedProfile] | None
-) -> tuple[EngineSteps, StepWindows]:
+) -> EngineSteps:
     if isinstance(requests, SpannedRequests):
-        laid = laid_steps(requests, budget, before)
-        return laid, decode_windows(requests, laid)
-    steps = before[0] if before else steps_of(requests)
-    return steps, windows_of(steps)
+        return laid_steps(requests, budget, before)
+    return before[0] if before else steps_of(requests)
 
 
 def _by_budget(
@@ -156,29 +157,27 @@ def _by_budget(
     frontend_s: float,
     seats: int | None,
     budgets: Sequence[int],
-) -> tuple[int, tuple[int, int], Prefills, _Rows]:
-    """Return the budget under which the steps fit best, the largest of those alike; their range, and its fit."""
-    tried: list[tuple[float, int, Prefills, _Rows]] = []
+) -> tuple[_BudgetFit, tuple[int, int]]:
+    """Return the fit under the largest of the best budgets, and the range of these."""
+    tried: list[_BudgetFit] = []
     is_met = True
     for budget in budgets:
         prefills = prefills_of(requests, steps, budget=budget, seats=seats, frontend_s=frontend_s)
-        rows = _rows(windows, steps, prefills)
-        tried.append((float(np.mean(np.minimum(np.abs(rows.residuals), _OUTLIER))), budget, prefills, rows))
+        table = _table(windows, steps, prefills)
+        rows = _Rows(windows, table, *_solve(table, windows.duration_s))
+        tried.append(_BudgetFit(budget, prefills, rows, float(np.mean(np.minimum(np.abs(rows.residuals), _OUTLIER)))))
         is_met = bool(prefills.tokens.max() + steps.decodes.max() >= budget)
         if not is_met:
             break  # larger ones make no difference
     share = _ALIKE_BY_SPANS if isinstance(requests, SpannedRequests) else _ALIKE
-    most = share * min(loss for loss, *_ in tried)
-    best = next(each for each in reversed(tried) if each[0] <= most)
-    for other in reversed(tried):
-        if other[0] <= most and not _as_good(best[-1], other[-1]):
-            best = other
-    _, budget, prefills, rows = best
-    had = (prefills.tokens + steps.decodes)[steps.is_whole]  # of spans, steps are laid, not seen
+    most = share * min(each.loss for each in tried)
+    alike = [each for each in reversed(tried) if each.loss <= most]
+    best = reduce(lambda best, other: best if _as_good(best.rows, other.rows) else other, alike)
+    had = (best.prefills.tokens + steps.decodes)[steps.is_whole]  # of spans, steps are laid, not seen
     least = np.sort(had)[-_LEAST_DIFFERENT] if isinstance(requests, StreamedRequests) else 0
-    also = [budget, *(each for _, each, _, other in tried if each >= least and _as_good(other, rows))]
-    largest = budgets[-1] if not is_met and max(also) == tried[-1][1] else max(also)
-    return budget, (min(also), largest), prefills, rows
+    also = [best.budget, *(each.budget for each in tried if each.budget >= least and _as_good(each.rows, best.rows))]
+    largest = budgets[-1] if not is_met and max(also) == tried[-1].budget else max(also)
+    return best, (min(also), largest)
 
 
 def _as_good(rows: _Rows, best: _Rows) -> bool:
@@ -205,9 +204,10 @@ def against(fitted: EngineFit, requests: EngineRequests) -> StepLogs:
     """Return the steps of other requests of the same engine against its fit."""
     speed, before, frontend_s = fitted.speed, None, float(np.median(fitted.frontend_s))
     for _ in range(1 if isinstance(requests, StreamedRequests) else 3):
-        steps, windows = _steps(requests, fitted.budget, before)
+        steps = _steps(requests, fitted.budget, before)
         prefills = prefills_of(requests, steps, budget=fitted.budget, seats=fitted.seats, frontend_s=frontend_s)
         before = steps, prefills, speed
+    windows = steps.windows
     table = _table(windows, steps, prefills)
     fitted_s = _fitted_s(table, speed, fitted.by_size)
     return StepLogs(
@@ -226,12 +226,6 @@ def _table(windows: StepWindows, steps: EngineSteps, prefills: Prefills) -> Floa
     within[0] /= windows.steps
     within[1:] /= windows.until - windows.since
     return np.column_stack([np.ones(len(windows.until)), *within])
-
-
-def _rows(windows: StepWindows, steps: EngineSteps, prefills: Prefills) -> _Rows:
-    table = _table(windows, steps, prefills)
-    coefficients, residuals = _solve(table, windows.duration_s)
-    return _Rows(windows=windows, table=table, coefficients=coefficients, residuals=residuals)
 
 
 def _sizes(table: Floats) -> Ints:
@@ -294,14 +288,8 @@ def spread(residuals: Floats) -> float:
 
 
 def _speed(rows: _Rows) -> SpeedProfile:
-    step_s, prefill_token_s, sequence_s, kv_token_s = rows.coefficients.tolist()
-    return SpeedProfile(
-        step_s=step_s,
-        prefill_token_s=prefill_token_s,
-        sequence_s=sequence_s,
-        kv_token_s=kv_token_s,
-        jitter_ratio=spread(rows.residuals * np.sqrt(rows.windows.steps)),  # a mean of steps differs less than a step
-    )
+    jitter_ratio = spread(rows.residuals * np.sqrt(rows.windows.steps))  # a mean of steps differs less than a step
+    return SpeedProfile(jitter_ratio=jitter_ratio, **dict(zip(_COEFFICIENTS, rows.coefficients.tolist(), strict=True)))
 
 
 def _draws(rows: _Rows) -> list[SpeedProfile]:
@@ -316,7 +304,7 @@ def _draws(rows: _Rows) -> list[SpeedProfile]:
     triangles = [np.linalg.qr(block).R for block in np.array_split(weighted, _BLOCKS)]
     drawn = [np.concatenate([triangles[at] for at in random.integers(0, _BLOCKS, _BLOCKS)]) for _ in range(DRAWS)]
     least = [nonnegative_least_squares(each[:, :-1], each[:, -1]) / scale for each in drawn]
-    return [_speed(replace(rows, coefficients=coefficients)) for coefficients in least]
+    return [_speed(rows._replace(coefficients=coefficients)) for coefficients in least]
 
 
 def _frontends(

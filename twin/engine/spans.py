@@ -70,8 +70,8 @@ def laid_steps(
     Their speed is that fitted to steps laid `before`, which also say when prompt tokens were computed. Without any, all
     are alike, and a prompt is of the stretch that ends with its first token.
     """
-    many = requests.output_tokens > 1
-    usual_s = float(np.median((requests.last_s - requests.first_s)[many] / (requests.output_tokens[many] - 1)))
+    decode_s, gaps = requests.last_s - requests.first_s, np.maximum(requests.output_tokens - 1, 1)
+    usual_s = float(np.median((decode_s / gaps)[requests.output_tokens > 1]))
     alike = SpeedProfile(step_s=usual_s, prefill_token_s=0.0, sequence_s=0.0, kv_token_s=0.0, jitter_ratio=0.0)
     speed = before[2] if before else alike
     stamps_s = np.concatenate([requests.first_s, requests.last_s])
@@ -105,26 +105,14 @@ def laid_steps(
     end_s = np.repeat(at_s - shared_s, count) + (number + 1) * np.repeat(even_s, count)
     end_s[ends - 1] = at_s
     first, last = ends[first] - 1, ends[last] - 1
+    rows = np.flatnonzero(last > first)
+    rows = rows[np.argsort(last[rows], kind="stable")]
     return EngineSteps(
         end_s=end_s,
         duration_s=np.where(np.repeat(sequences > 0, count), np.diff(end_s, prepend=np.nan), np.nan),
-        since=np.arange(len(end_s)) - 1,
         decodes=running(first, last, len(end_s)).astype(np.int64),
         kv_tokens=held_tokens(requests.prompt_tokens, requests.output_tokens, first, last, len(end_s)),
         first=first,
         last=last,
-        coherence=1.0,
-    )
-
-
-def decode_windows(requests: SpannedRequests, steps: EngineSteps) -> StepWindows:
-    """Return the decodes of requests: all steps of each between its first and its last token."""
-    rows = np.flatnonzero(steps.last > steps.first)
-    rows = rows[np.argsort(steps.last[rows], kind="stable")]
-    count = np.maximum(requests.output_tokens[rows] - 1, 1)
-    return StepWindows(
-        since=steps.first[rows],
-        until=steps.last[rows],
-        steps=count,
-        duration_s=(requests.last_s - requests.first_s)[rows] / count,
+        windows=StepWindows(since=first[rows], until=last[rows], steps=gaps[rows], duration_s=(decode_s / gaps)[rows]),
     )

@@ -55,32 +55,6 @@ class StreamedRequests(AnsweredRequests):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSteps:
-    """Steps in order [k]: their ends, durations and decodes.
-
-    duration_s   time between two tokens of a reply, the median of the replies; NaN of a step in which nothing decoded
-    since        the step of the first of these two tokens: the one before, but where a stall cut a step in two
-    kv_tokens    what the decodes hold in the KV cache, their new token included
-    first, last  the steps of each request's first and last token [n]
-    coherence    share of the sequences under way that got a token in a step, in the mean: 1 of one engine
-    """
-
-    end_s: Floats
-    duration_s: Floats
-    since: Ints
-    decodes: Ints
-    kv_tokens: Floats
-    first: Ints
-    last: Ints
-    coherence: float
-
-    @property
-    def is_whole(self) -> Bools:
-        """Return a mask of the steps of known duration: they began when another ended."""
-        return np.isfinite(self.duration_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindows:
     """Stretches of steps with a known duration [m]: those behind `since` up to `until`, in the order of these.
 
@@ -91,6 +65,31 @@ class StepWindows:
     until: Ints
     steps: Ints
     duration_s: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSteps:
+    """Steps in order [k]: their ends, durations and decodes, and the windows of them that a fit rests on.
+
+    duration_s   time between two tokens of a reply, the median of the replies; NaN of a step in which nothing decoded
+    kv_tokens    what the decodes hold in the KV cache, their new token included
+    first, last  the steps of each request's first and last token [n]
+    coherence    share of the sequences under way that got a token in a step, in the mean: 1 of one engine
+    """
+
+    end_s: Floats
+    duration_s: Floats
+    decodes: Ints
+    kv_tokens: Floats
+    first: Ints
+    last: Ints
+    windows: StepWindows
+    coherence: float = 1.0
+
+    @property
+    def is_whole(self) -> Bools:
+        """Return a mask of the steps of known duration: they began when another ended."""
+        return np.isfinite(self.duration_s)
 
 
 def streamed_requests(log: RequestLog) -> StreamedRequests:
@@ -126,15 +125,17 @@ def steps_of(requests: StreamedRequests) -> EngineSteps:
     first, last = of_token[requests.start[:-1]], of_token[requests.start[1:] - 1]
     decodes = running(first, last, count).astype(np.int64)
     expected = decodes + np.bincount(first, minlength=count)
-    duration_s, since = _durations(gaps_s, of_token[:-1][is_next], of_token[1:][is_next], count)
+    windows = _windows(gaps_s, of_token[:-1][is_next], of_token[1:][is_next])
+    duration_s = np.full(count, np.nan)
+    duration_s[windows.until] = windows.duration_s
     return EngineSteps(
         end_s=stamps[np.cumsum(sizes) - sizes + (sizes - 1) // 2],
         duration_s=duration_s,
-        since=since,
         decodes=decodes,
         kv_tokens=held_tokens(requests.prompt_tokens, requests.output_tokens, first, last, count),
         first=first,
         last=last,
+        windows=take(windows, windows.duration_s > 0),
         coherence=float(np.mean(sizes / np.maximum(expected, 1))),
     )
 
@@ -151,14 +152,12 @@ def _begins(stamps: Floats, owners: Ints, together_s: float) -> Bools:
     return begins
 
 
-def _durations(gaps_s: Floats, before: Ints, step: Ints, count: int) -> tuple[Floats, Ints]:
-    """Return the median gap that ends in each step, and its first step."""
-    duration_s, since = np.full(count, np.nan), np.arange(count) - 1
+def _windows(gaps_s: Floats, before: Ints, step: Ints) -> StepWindows:
+    """Return the windows of steps that end gaps, each with its median gap."""
     order = np.lexsort((gaps_s, step))
-    ends, first, sizes = np.unique(step[order], return_index=True, return_counts=True)
+    until, first, sizes = np.unique(step[order], return_index=True, return_counts=True)
     middle = order[first + (sizes - 1) // 2]
-    duration_s[ends], since[ends] = gaps_s[middle], before[middle]
-    return duration_s, since
+    return StepWindows(since=before[middle], until=until, steps=np.ones_like(until), duration_s=gaps_s[middle])
 
 
 def running(first: Ints, last: Ints, count: int, each: Floats | None = None) -> Floats:
@@ -178,14 +177,6 @@ def held_tokens(prompt_tokens: Ints, output_tokens: Ints, first: Ints, last: Int
     np.add.at(rise, begin, a_step)
     np.add.at(rise, end, -a_step)
     return (np.cumsum(level) + np.cumsum(np.cumsum(rise)))[:count]
-
-
-def windows_of(steps: EngineSteps) -> StepWindows:
-    """Return each step of known duration."""
-    until = np.flatnonzero(steps.is_whole & (steps.duration_s > 0))
-    return StepWindows(
-        since=steps.since[until], until=until, steps=np.ones(len(until), np.int64), duration_s=steps.duration_s[until]
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
