@@ -243,7 +243,7 @@ AT_THE_BOUND = [
 
 # Without shrinking: an example costs a tenth of a second.
 @settings(
-    max_examples=40, derandomize=True, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+    max_examples=20, derandomize=True, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
 )
 @example(spans=[], replies=AT_THE_BOUND, scraped=[], records=[])
 @given(spans=spans_drawn, replies=replies_drawn, scraped=pages(), records=records_drawn)

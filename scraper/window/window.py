@@ -51,7 +51,8 @@ class ScrapeSelection:
 
     `covered_s` is the part of the window that scrapes cover: from its start (from the reference when late) to its end
     or the last scrape, whichever came first. `early_s` is by how much scrapes ended before the window did, 0 where that
-    is no more than two of their intervals. `slice_s` (float64[S]) are the seconds that each slice's increase took.
+    is no more than two of their intervals. `slice_s` (float64[S]) are the seconds that each slice's increase
+    took, NaN for none.
     `restarts` are those of the whole endpoint.
     """
 
@@ -114,6 +115,8 @@ def select_scrapes(endpoint: EndpointSeries, window: Window, slice_ns: int) -> S
         ended = int(np.searchsorted(edges_ns, stamps[last], side="left")) - 1
         slice_s[ended] = (int(stamps[last]) - max(opened_ns, int(stamps[rows[ended]]))) / 1e9
         complete = complete & (edges_ns[1:] != edges_ns[ended + 1])
+    complete = complete & (slice_s > 0)
+    slice_s[slice_s <= 0] = np.nan  # between scrapes of one moment there is no rate
     return ScrapeSelection(
         window=window,
         reference=reference,
