@@ -116,6 +116,8 @@ class TrafficSample:
         around = float(np.clip(before.ratios.get("estimate", 1.0), _STEP / _FAR, _FAR / _STEP))
         search.extend(around, _STEP, end=2)
         search.extend(around / _STEP, 1 / _STEP, end=0)
+        if not search.overruns:
+            return Headroom(text=f"Headroom: unknown: {search.refused}.")
         for _ in range(_REFINED):
             search.refine()
         return search.headroom()
@@ -168,7 +170,7 @@ class _Search:
         """Predict for a rate; return whether that was possible."""
         prediction = predict(self.twin, Scenario(label="", rate_per_s=ratio * self.rate_per_s), plays=_PLAYS)
         if isinstance(prediction, Missing):
-            self.refused = prediction.reason if ratio > 1 else ""
+            self.refused = prediction.reason if ratio > max(self.overruns, default=0.0) else self.refused
             return False
         over = overruns(prediction, self.objectives)
         self.overruns[ratio] = over.max(axis=0)
@@ -190,7 +192,7 @@ class _Search:
     def _crossings(self) -> Floats:
         """Return the ratios at which the three ends cross the objectives; 0 below all, infinite beyond."""
         ratios = sorted(self.overruns)
-        ends = np.maximum.accumulate([self.overruns[each] for each in ratios]).T if ratios else np.zeros((3, 0))
+        ends = np.maximum.accumulate([self.overruns[each] for each in ratios]).T
         return np.array(
             [np.exp(np.interp(0.0, np.maximum(end, -9), np.log(ratios), left=-np.inf, right=np.inf)) for end in ends]
         )
@@ -200,7 +202,7 @@ class _Search:
         crossings = self._crossings()
         low, estimate, high = crossings
         if not np.isfinite(estimate):
-            least, why = figure(max(self.overruns, default=0.0)), self.refused or "nothing was tried"
+            least, why = figure(max(self.overruns)), self.refused or "nothing was tried"
             return Headroom(text=f"Headroom: at least {least} times the traffic of late; beyond, {why}.")
         nearest = min(self.first, key=lambda ratio: abs(ratio - estimate))
         first = self.first[nearest]

@@ -25,7 +25,8 @@ from sidelight.sidecar.predict.result import schema
 from sidelight.simulator.virtual import VirtualExchange
 from sidelight.twin.check import latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
-from sidelight.twin.headroom import Headroom, RecentTraffic
+from sidelight.twin.engine.spans import SpannedRequests
+from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.model import twin_of_engines
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 from sidelight.twin.traffic import OtherTraffic
@@ -141,6 +142,20 @@ def test_where_pages_are_of_more_engines_than_requests_it_is_refused(
     assert sidelight("predict", tmp_path / "run", "--rate", "3", "--known", "max-num-seqs=16").code == code
 
 
+def sample_of(requests: SpannedRequests, engines: int) -> TrafficSample:
+    requests = take(requests, np.argsort(requests.last_s, kind="stable"))
+    traffic, end_ns = RecentTraffic(), round(1e9 * requests.last_s.max())
+    traffic.take(ended(requests), end_ns)
+    return traffic.sample(end_ns, engines=engines, finished_per_s=None)
+
+
+def test_a_rate_of_which_nothing_can_be_predicted_has_a_reason(exchanges: list[Sequence[VirtualExchange]]) -> None:
+    """Too few requests would come at four times the rate too."""
+    sample = replace(sample_of(spanned(streamed(exchanges[0])), 1), rate_per_s=1e-3)
+    shown = sample.headroom(parse_slo("ttft_p99<2s").objectives, {"max-num-seqs": 16}, Headroom())
+    assert "unknown: 0 requests are sent" in shown.text
+
+
 @pytest.mark.parametrize(("engines", "named"), [(2, True), (3, False)])
 def test_a_watch_of_two_engines_has_a_headroom(
     exchanges: list[Sequence[VirtualExchange]], engines: int, named: bool
@@ -151,10 +166,7 @@ def test_a_watch_of_two_engines_has_a_headroom(
             for name, each in zip("ab", exchanges, strict=True)
         ]
     )
-    both = take(both, np.argsort(both.last_s, kind="stable"))
-    traffic = RecentTraffic()
-    traffic.take(ended(both), round(1e9 * both.last_s[-1]))
-    sample = traffic.sample(round(1e9 * both.last_s[-1]), engines=engines, finished_per_s=None)
+    sample = sample_of(both, engines)
     shown = sample.headroom(parse_slo("ttft_p99<2s").objectives, {"max-num-seqs": 16}, Headroom())
     assert ("TTFT p99 crosses" in shown.text) is named, shown.text
     assert (shown.ratios != {}) is named
