@@ -140,8 +140,8 @@ def predict(twin: Twin, scenario: Scenario, *, plays: int | None = None) -> Pred
     """
     if twin.beside and scenario.replicas > 1:
         return Missing(f"the run had {len(twin.engines)} engines, and replicas are of one")
-    shares = _shares(twin, scenario)
     try:
+        shares = _shares(twin, scenario)
         limits = [_possible_engines(each.twin, scenario.settings) for each in shares]
     except SettingsError as error:
         return Missing(str(error))
@@ -190,14 +190,24 @@ def _shares(twin: Twin, scenario: Scenario) -> list[_Share]:
     """Return the share of each engine: of the rate as in the run, of those in flight by Little's law."""
     alone = [replace(each, beside=()) for each in twin.engines]
     if concurrency := scenario.concurrency or (None if scenario.rate_per_s else twin.concurrency):
-        held = [float(observed_ms(each.requests)[2].sum()) for each in alone]
-        counts = [max(1, round(concurrency * each / sum(held))) for each in held]
+        counts = _in_flight(alone, concurrency)
         return [_Share(each, each.engine, 0.0, count, None) for each, count in zip(alone, counts, strict=True)]
     rate, all_per_s = scenario.rate_per_s or twin.rate_per_s, twin.rate_per_s
     return [
         _Share(each, each.engine, rate * (each.rate_per_s / all_per_s), None, scenario.arrival or each.arrival)
         for each in alone
     ]
+
+
+def _in_flight(twins: Sequence[Twin], concurrency: int) -> list[int]:
+    """Return the requests in flight at each engine by Little's law, at least 1; raises SettingsError for fewer."""
+    if concurrency < len(twins):
+        raise SettingsError(f"{concurrency} in flight are fewer than the {len(twins)} engines of the run")
+    held = np.array([observed_ms(each.requests)[2].sum() for each in twins])
+    further = np.maximum(concurrency * held / held.sum() - 1, 0.0)
+    ends = np.rint(np.cumsum(further) * (concurrency - len(twins)) / max(1e-9, float(further.sum())))
+    counts: list[int] = (1 + np.diff(ends, prepend=0.0)).astype(np.int64).tolist()
+    return counts
 
 
 def _possible_engines(twin: Twin, settings: Mapping[str, int]) -> list[EngineSettings]:
@@ -251,7 +261,7 @@ def _predict(scenario: Scenario, shares: Sequence[_Share], plays: int | None) ->
     about = sum(each.about for each in shares)
     plays = plays or int(np.clip(_REQUESTS // about, _LEAST_PLAYS, _MOST_PLAYS))
     played = [
-        [_played(share, scenario, seed=len(shares) * number + at) for at, share in enumerate(shares)]
+        [_played(share, scenario, seed=plays * at + number) for at, share in enumerate(shares)]
         for number in range(plays)
     ]
     latencies = [np.concatenate([each.latencies_ms for each in play], axis=1) for play in played]
@@ -262,9 +272,11 @@ def _predict(scenario: Scenario, shares: Sequence[_Share], plays: int | None) ->
 
     wide = stdtrit(plays - 1, (1 + LEVEL) / 2) * spread
     middle = np.median(logs, axis=0)
-    waited = {name: float(np.mean([each.waited[name] for play in played for each in play])) for name in SETTINGS}
+    by_engine = list(zip(*played, strict=True))
+    # Of the engine that waits most: a mean of all would hide it among many.
+    waited = {name: max(float(np.mean([each.waited[name] for each in of])) for of in by_engine) for name in SETTINGS}
     binding = max(waited, key=lambda name: waited[name])
-    most = [max(each.most_running for each in of_engine) for of_engine in zip(*played, strict=True)]
+    most = [max(each.most_running for each in of_engine) for of_engine in by_engine]
     notes: dict[str, None] = {}
     for share, running in zip(shares, most, strict=True):
         fitted = share.twin.fitted

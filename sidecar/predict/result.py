@@ -53,7 +53,7 @@ class PredictedLoad(Struct, frozen=True, kw_only=True):
         bool | UnsetType | None,
         doc("whether `--slo` is met: null where the interval has both; absent without"),
     ] = UNSET
-    price_per_h: Annotated[Amount | UnsetType, doc("of all replicas, by `--price`", "1/h")] = UNSET
+    price_per_h: Annotated[Amount | UnsetType, doc("of all engines, by `--price`", "1/h")] = UNSET
     million_output_tokens: Annotated[Amount | UnsetType, doc("cost of a million output tokens", NO_UNIT)] = UNSET
     notes: Annotated[list[str], doc("what it rests on beyond what the run had shown")] = []
     measured: Annotated[MeasuredLoad | UnsetType, doc("the same load, sent by `--validate`; absent without")] = UNSET
@@ -176,6 +176,7 @@ def answer(
     """
     objectives = slo.objectives if slo else ()
     check_objectives(objectives)
+    price = None if price is None else price * len(twin.engines)
     return Predicted(
         run_id=run_id,
         traffic=traffic,

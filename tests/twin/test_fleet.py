@@ -101,6 +101,31 @@ def test_a_closed_loop_is_divided(twin: Twin) -> None:
     assert isinstance(alone, Prediction)
     assert isinstance(both, Prediction)
     assert 16 >= alone.most_running > both.most_running >= 8
+    in_flight = [predict(twin, Scenario(label="", concurrency=count), plays=2) for count in (1, 3)]
+    assert isinstance(in_flight[0], Missing)
+    assert isinstance(in_flight[1], Prediction)
+    assert in_flight[1].most_running == 2  # and 1 of the other: 3 in all
+
+
+def test_a_limit_that_one_of_many_waits_for_binds(twin: Twin) -> None:
+    fast, slow = sorted(twin.engines, key=lambda each: each.fitted.speed.step_s)
+    fast, slow = replace(fast, beside=()), replace(slow, beside=())
+    pair, many = (
+        predict(replace(slow, beside=(fast,) * count), Scenario(label="", rate_per_s=rate_per_s), plays=3)
+        for count, rate_per_s in ((1, 10.0), (15, 80.0))
+    )
+    assert isinstance(pair, Prediction)
+    assert isinstance(many, Prediction)
+    assert pair.binds == many.binds == "max-num-seqs"
+
+
+def test_each_engine_is_played_with_all_draws_of_its_fit(twin: Twin) -> None:
+    """Two engines whose speed is either of two are both played with both."""
+    draws = (GPU, longer(3.0)) * 10
+    first, second = (replace(each, fitted=replace(each.fitted, draws=draws), beside=()) for each in twin.engines)
+    prediction = predict(replace(first, beside=(second,)), Scenario(label="", rate_per_s=2.0), plays=8)
+    assert isinstance(prediction, Prediction)
+    assert prediction.high[1, 1] > 3 * prediction.low[1, 1]
 
 
 def test_replicas_and_traces_are_of_one_engine(twin: Twin, tmp_path: Path) -> None:
@@ -116,8 +141,8 @@ def test_a_run_that_sent_to_two_engines_is_predicted(
 ) -> None:
     both = [each for pair in zip(*exchanges, strict=True) for each in pair]
     write(tmp_path / "run", both, {"rate": RATE_PER_S, "arrival": "poisson"}, hosts=("one", "two"))
-    asked = ("predict", tmp_path / "run", "--rate", "3", "--known", "max-num-seqs=16", "--slo", "ttft_p99<9s", "--json")
-    said = sidelight(*asked)
+    asked = ("predict", tmp_path / "run", "--rate", "3", "--known", "max-num-seqs=16", "--slo", "ttft_p99<9s")
+    said = sidelight(*asked, "--price", "2.5", "--json")
     assert said.code == 0, said.err
     predicted = json.loads(said.out)
     jsonschema.validate(predicted, schema())
@@ -125,6 +150,7 @@ def test_a_run_that_sent_to_two_engines_is_predicted(
     assert {f"http://{name}/v1/chat/completions" for name in ("one", "two")} == {each["engine"] for each in fits}
     assert sum(each["requests"] for each in fits) == COUNT
     assert "replicas" not in predicted["highest_rate"]
+    assert predicted["loads"][0]["price_per_h"] == 5.0
 
 
 @pytest.mark.parametrize(("pages", "code"), [(2, 0), (3, 2)])
