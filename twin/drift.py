@@ -246,8 +246,11 @@ def to_the_minute(at_s: float) -> str:
     return f"{iso_ms(round(at_s * 1e9))[:16].replace('T', ' ')} UTC"
 
 
-def said(part: str, change: LastingChange, restarted_s: float | None) -> str:
-    """Return a change in a sentence; `restarted_s` is when the engine last did, s Unix, None where it never did."""
+def said(part: str, change: LastingChange, restarted_s: float | None, *, is_of_several: bool = False) -> str:
+    """Return a change in a sentence; `restarted_s` is when the engine last did, s Unix, None where it never did.
+
+    Of several engines, which one restarted is not known.
+    """
     more = change.ratio >= 1
     least, most = sorted(max(0.0, 100 * (each - 1) * (1 if more else -1)) for each in (change.low, change.high))
     middle = abs(100 * (change.ratio - 1))
@@ -258,5 +261,7 @@ def said(part: str, change: LastingChange, restarted_s: float | None) -> str:
     if part == "computed":
         return f"{since}: the prefix cache has {'less' if more else 'more'} of them."
     if restarted_s is not None and abs(restarted_s - change.since_s) <= _RESTART_S:
-        return f"{since}: the engine restarted then."
+        return f"{since}: {'one of the engines' if is_of_several else 'the engine'} restarted then."
+    if is_of_several:
+        return f"{since}."
     return f"{since}; the engine did not restart."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from sidelight.rundir.stats import Missing
 from sidelight.twin.check import PLACES
 from sidelight.twin.engine.spans import SpannedRequests, from_origin, spanned_requests
 from sidelight.twin.limits import overruns
-from sidelight.twin.model import LEAST_WHOLE, OF_PAGES, twin_of_engines
+from sidelight.twin.model import LEAST_WHOLE, OF_SPANS, twin_of_engines
 from sidelight.twin.scenario import Scenario, Twin, predict
 
 EVERY_S, MOST_SHARE = 60.0, 0.025  # of a core
@@ -76,14 +76,16 @@ class RecentTraffic:
     def sample(self, now_ns: int, *, engines: int, finished_per_s: float | None) -> TrafficSample:
         """Return the requests of now, beside the number of `engines` on pages and their rate."""
         long_ns = now_ns - self._batches[0].at_ns if self._batches else 0
-        minute_ns = min(round(_FLOW_S * 1e9), long_ns)
+        minute = [batch for batch in self._batches if batch.at_ns >= now_ns - round(_FLOW_S * 1e9)]
+        # As long as its batches: one that began before the minute is not counted.
+        minute_ns = now_ns - minute[0].at_ns if minute else min(round(_FLOW_S * 1e9), long_ns)
         requests = concat([batch.requests for batch in self._batches]) if self._batches else None
         return TrafficSample(
             requests=requests and take(requests, np.argsort(requests.submit_s, kind="stable")),
             count=sum(batch.logged for batch in self._batches),
             engines=engines,
             finished=(finished_per_s or 0.0) * minute_ns / 1e9,
-            lately=sum(batch.ended for batch in self._batches if batch.at_ns >= now_ns - minute_ns),
+            lately=sum(batch.ended for batch in minute),
             rate_per_s=sum(batch.ended for batch in self._batches) * 1e9 / long_ns if long_ns > _FLOW_S * 1e9 else 0.0,
         )
 
@@ -123,23 +125,30 @@ class TrafficSample:
         return search.headroom()
 
     def twin(self, known: Mapping[str, int]) -> Twin | Missing:
-        """Return the twin of the engine, or the reason against one."""
+        """Return the twin of the engines, or the reason against one."""
+        engines = self.served()
+        if isinstance(engines, Missing):
+            return engines
+        if 1 < self.engines != len(engines):
+            return Missing(OF_SPANS.format(pages=self.engines, engines=len(engines)))
+        return twin_of_engines(engines, known)
+
+    def served(self) -> dict[str, SpannedRequests] | Missing:
+        """Return the requests of each engine, in seconds from its first, or the reason against twins."""
         if self.finished > _MOST_OTHERS * self.lately + _EDGE:
             return Missing(
                 f"in the last minute the engine finished {self.finished:.0f} requests, and spans speak of {self.lately}"
             )
         if not self.requests:
             return Missing("no request has ended")
-        requests = from_origin(self.requests, float(self.requests.submit_s[0]))
-        engines = replace(self, requests=requests).by_engine()
-        if 1 < self.engines != len(engines):
-            return Missing(OF_PAGES.format(pages=self.engines, engines=len(engines) or 1))
+        engines = {name: from_origin(each, float(each.submit_s[0])) for name, each in self.by_engine().items()}
         if (whole := sum(map(len, engines.values()))) < LEAST_WHOLE * self.count:
             return Missing(
                 f"of the last {self.count} requests {whole} succeeded and have a known first token, prompt and "
-                "output, and all others took steps that are not seen"
+                f"output{', and an engine that spans name' if self.engines > 1 else ''}, and all others took steps "
+                "that are not seen"
             )
-        return twin_of_engines(engines, known)
+        return engines
 
     def by_engine(self) -> dict[str, SpannedRequests]:
         """Return the requests by the engines that spans name most; those of the only engine under ""."""

@@ -30,7 +30,9 @@ NO_CLIENTS = (
 )
 FIRST_TOKENS = "clients' spans need the time of the first token, and they or the engine's the counts of tokens"
 STREAMED = "run with streaming, known counts of tokens, and a load at which requests succeed"
-OF_WATCH = "15 minutes or more of traffic that one engine serves alone; or `sidelight capture`, and a run of its trace"
+OF_WATCH = (
+    "15 minutes or more of traffic that these engines alone serve; or `sidelight capture`, and a run of its trace"
+)
 OF_RUN = (
     "a run of a minute or more at an open rate (run --rate 4 --duration 60s) against one engine that does nothing "
     "else, on a machine of its own"
@@ -39,6 +41,11 @@ OF_PAGES = (
     "pages of {pages} engines were scraped, and requests are known to be of {engines}: send to the engines themselves "
     "(--url, once for each), or let each send its spans; or give one page, and ask for several with --replicas. "
     "Prefill and decode engines that share requests are not predicted"
+)
+OF_SPANS = (
+    "pages of {pages} engines were scraped, and spans name {engines}: let each engine send its spans, under a "
+    "service.instance.id of its own. Engines without requests, that began in place of others, or that share requests "
+    "as prefill and decode are not predicted"
 )
 _PROCESSES = ("poisson", "uniform", "gamma", "burst")
 
@@ -52,7 +59,7 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int =
     rows = _rows_by_engine(run, pages)
     requests = {name: _requests(run, each) for name, each in rows.items()}
     if 1 < pages != len(rows):
-        return Missing(OF_PAGES.format(pages=pages, engines=len(rows)))
+        return Missing((OF_SPANS if isinstance(run, WatchRun) else OF_PAGES).format(pages=pages, engines=len(rows)))
     if reason := _unfit(run, sum(map(len, requests.values())), finished):
         return Missing(reason)
     twin = twin_of_engines({name: _latest(each) for name, each in requests.items()}, known)

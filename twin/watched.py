@@ -19,7 +19,7 @@ from sidelight.twin.engine.fit import fit
 from sidelight.twin.engine.play import SEATS
 from sidelight.twin.engine.spans import from_origin, spanned_requests
 from sidelight.twin.headroom import MOST, Headroom, RecentTraffic, TrafficSample
-from sidelight.twin.model import BLUR
+from sidelight.twin.model import BLUR, twin_of_engines
 from sidelight.twin.scenario import Twin, settings_of
 
 FIRST_S = 900.0  # of a watch: what the engine's steps are fitted to
@@ -103,10 +103,13 @@ class WatchedEngine:
         new = engines.keys() - self.histories.keys()
         if new and self.baseline is not None:
             self.histories |= dict.fromkeys(new, replace(self.baseline, until_s=self._begun_ns / 1e9))
-        elif new and now_ns - self._begun_ns >= FIRST_S * 1e9 and isinstance(twin := of_twin.twin(self.known), Twin):
-            self.histories |= {each.name: begun(each.fitted, now_ns / 1e9) for each in twin.engines if each.name in new}
-        for gone in [*self.histories.keys() - engines.keys()][_MOST_GONE:]:
-            del self.histories[gone]
+        elif new and now_ns - self._begun_ns >= FIRST_S * 1e9 and not isinstance(served := of_twin.served(), Missing):
+            twins = {name: twin_of_engines({name: served[name]}, self.known) for name in new & served.keys()}
+            self.histories |= {name: begun(twin.fitted, now_ns / 1e9)
+                               for name, twin in twins.items() if isinstance(twin, Twin)}  # fmt: skip
+        gone = sorted(self.histories.keys() - engines.keys(), key=lambda name: -self.histories[name].until_s)
+        for name in gone[_MOST_GONE:]:
+            del self.histories[name]
         origin_s = now_ns / 1e9 - _LAST_S
         self.histories |= {
             name: continued(self.histories[name], from_origin(requests, origin_s), origin_s, now_ns / 1e9)
@@ -158,7 +161,7 @@ class WatchedEngine:
     def _sentences(self) -> dict[tuple[str, str, float], str]:
         """Return sentences by process, part and begin."""
         sentences = {
-            (name, part, change.since_s): _of(name) + said(part, change, None if name else self.restarted_s)
+            (name, part, change.since_s): _of(name) + said(part, change, self.restarted_s, is_of_several=bool(name))
             for name, changes in self.changes.items()
             for part, change in changes.items()
         }

@@ -25,7 +25,7 @@ from sidelight.sidecar.predict.result import schema
 from sidelight.simulator.virtual import VirtualExchange
 from sidelight.twin.check import latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
-from sidelight.twin.engine.spans import SpannedRequests
+from sidelight.twin.engine.spans import SpannedRequests, from_origin
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.model import twin_of_engines
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
@@ -197,6 +197,26 @@ def test_a_watch_of_two_engines_has_a_headroom(
     assert ("TTFT p99 crosses" in shown.text) is named, shown.text
     assert (shown.ratios != {}) is named
     assert ("3 engines" in shown.text) is not named
+
+
+def test_an_engine_that_joined_late_is_tested_by_its_own_time(exchanges: list[Sequence[VirtualExchange]]) -> None:
+    first, second = (
+        replace(spanned(streamed(each)), served_by=same_text(name, len(each)))
+        for name, each in zip("ab", exchanges, strict=True)
+    )
+    both = concat([first, from_origin(second, -4 * float(second.submit_s[-1]))])
+    traffic = RecentTraffic()
+    traffic.take(ended(both), 10**9)
+    sample = traffic.sample(10**9, engines=2, finished_per_s=None)
+    assert isinstance(sample.twin({"max-num-seqs": 16}), Twin)
+
+
+def test_requests_of_engines_without_a_name_are_said(exchanges: list[Sequence[VirtualExchange]]) -> None:
+    traffic = RecentTraffic()
+    traffic.take(ended(spanned(streamed(exchanges[0]))), 10**9)
+    refused = traffic.sample(10**9, engines=2, finished_per_s=None).twin({})
+    assert isinstance(refused, Missing)
+    assert "an engine that spans name" in refused.reason
 
 
 def test_chance_refuses_a_lonely_engine_and_not_several() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from played_runs import arrivals, engine, lengths, simulated
-from played_twins import ended, longer, slowing
+from played_runs import arrivals, engine, lengths, run, simulated
+from played_twins import ended, fitted, longer, slowing, spanned
 from processes import Ended
 from sent_spans import NOON, S
 from watched_traffic import exports_of, watched_directory
@@ -23,8 +23,10 @@ from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, S
 from sidelight.sidecar.watch.panel import WatchState, panel_rows
 from sidelight.sidecar.watch.view import WatchView
 from sidelight.simulator.virtual import VirtualExchange
+from sidelight.twin.drift import begun
 from sidelight.twin.engine.spans import from_origin
-from sidelight.twin.watched import watched_engine
+from sidelight.twin.headroom import TrafficSample
+from sidelight.twin.watched import WatchedEngine, watched_engine
 
 MINUTE = 60
 RATE_PER_S = 0.25
@@ -137,7 +139,10 @@ def test_other_seats_behind_a_restart_are_said_and_replace_stated_ones() -> None
 
 
 def test_of_two_engines_the_slower_is_said() -> None:
-    """Each is compared with itself, with the process of its spans in the sentence, the metric and the record."""
+    """Each is compared with itself, with the process of its spans in the sentence, the metric and the record.
+
+    A third, of which there is a page, has no requests.
+    """
     watched, begin_s = watched_engine(), NOON / S
     both = []
     for name, slower in (("a", 1.0), ("b", 1.08)):
@@ -152,15 +157,25 @@ def test_of_two_engines_the_slower_is_said() -> None:
         until = int(np.searchsorted(requests.last_s, begin_s + minute * MINUTE))
         now_ns = round((begin_s + minute * MINUTE) * S)
         watched.take(ended(take(requests, np.arange(since, until))), now_ns)
-        watched.estimation(now_ns, engines=2, finished_per_s=None, restarted_s=None)()
+        restarted_s = begin_s + 80 * MINUTE if minute > 80 else None
+        watched.estimation(now_ns, engines=3, finished_per_s=None, restarted_s=restarted_s)()
         since, said = until, said + watched.fresh()
     (sentence,) = said
     assert sentence.startswith("b: Since ")
+    assert sentence.endswith(": one of the engines restarted then.")
     assert "steps of the same batch take" in sentence
     assert watched.ratios()["b", "step", "low"] < 1.08 < watched.ratios()["b", "step", "high"]
     assert watched.ratios()["a", "step", "estimate"] == pytest.approx(1.0, abs=0.01)
     assert watched.since_s()["b", "step"] == pytest.approx(begin_s + 80 * MINUTE, abs=3 * MINUTE)
     assert [each["process"] for each in watched.estimates()["changes"]] == ["b"]
+
+
+def test_histories_of_the_engines_that_left_last_are_remembered() -> None:
+    shown = fitted(spanned(run(engine(), count=60, rate_per_s=3.0)))
+    watched = WatchedEngine(histories={str(at): begun(shown, float(at)) for at in (3, 11, 7, 1, 9, 2, 8, 5, 10, 4, 6)})
+    nothing = TrafficSample(requests=None, count=0, engines=2, finished=0.0, lately=0, rate_per_s=0.0)
+    watched.follow(nothing, nothing, NOON)
+    assert {*watched.histories} == {"4", "5", "6", "7", "8", "9", "10", "11"}
 
 
 def _state(view: WatchView, minute: int) -> WatchState:

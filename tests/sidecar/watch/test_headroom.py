@@ -13,8 +13,8 @@ from typing import cast
 
 import numpy as np
 import pytest
-from played_runs import NETWORK_S, arrivals, engine, lengths, simulated
-from played_twins import GPU
+from played_runs import NETWORK_S, arrivals, engine, lengths, run, simulated
+from played_twins import GPU, ended, spanned
 from watched_traffic import watching
 
 from sidelight.loadgen.requests.slo.objectives import parse_slo
@@ -24,7 +24,7 @@ from sidelight.sidecar.watch.view import WatchView
 from sidelight.simulator.settings import PROFILES, EngineSettings, SpeedProfile
 from sidelight.twin.check import PLACES, latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
-from sidelight.twin.headroom import Headroom, TrafficSample
+from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.watched import watched_engine
 
 COUNT = 400
@@ -101,6 +101,16 @@ def test_engines_spans_alone_will_do(tmp_path: Path) -> None:
     view = watched(tmp_path, engine(), 4.5, "ttft_p99<2s", known="max-num-seqs=16", clients=False)
     assert "TTFT p99 crosses" in view.headroom  # of a traffic that has paused since then
     assert 1.0 < ratios(view)["estimate"] < 2.5
+
+
+def test_pages_and_spans_are_counted_over_the_same_time() -> None:
+    """Ten requests a second, looked at each second: no moment has more on the page than in spans."""
+    some = spanned(run(engine(), count=10, rate_per_s=10.0))
+    traffic, samples = RecentTraffic(), []
+    for second in range(1, 180):
+        traffic.take(ended(some), second * 10**9)
+        samples.append(traffic.sample(second * 10**9, engines=1, finished_per_s=10.0))
+    assert max(abs(each.finished - each.lately) for each in samples) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [({"finished": 90.0}, "spans speak of 9"), ({}, "no request")])
