@@ -134,7 +134,7 @@ class TrafficSample:
         return twin_of_engines(engines, known)
 
     def served(self) -> dict[str, SpannedRequests] | Missing:
-        """Return the requests of each engine, in seconds from its first, or the reason against twins."""
+        """Return the requests by engine, each in seconds from its first, or a reason."""
         if self.finished > _MOST_OTHERS * self.lately + _EDGE:
             return Missing(
                 f"in the last minute the engine finished {self.finished:.0f} requests, and spans speak of {self.lately}"
