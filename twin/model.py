@@ -11,7 +11,7 @@ from sidelight.correlator.exact.join import join
 from sidelight.correlator.opening import WatchRun
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.recorded.run import Run
-from sidelight.rundir.columns import Floats, Ints, same_text, take
+from sidelight.rundir.columns import Floats, Ints, Texts, same_text, take
 from sidelight.rundir.printable.text import printable
 from sidelight.rundir.stats import Missing
 from sidelight.twin.check import engine_of, misfit, refusal
@@ -75,7 +75,7 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int =
             requests=of_engine,
             traffic=of_engine,
             duration_s=max(map(span_s, measured)),
-            arrival=None if twin.beside else _arrival(config, of_engine.submit_s),
+            arrival=_arrival(config, of_engine.submit_s, is_shared=bool(twin.beside)),
             concurrency=config.get("concurrency") if config.get("rate") is None else None,
             longest=(run.manifest.get("target") or {}).get("max_model_len"),
             has_prefix_cache=_has_prefix_cache(run),
@@ -136,7 +136,7 @@ def _fewer_seats(requests: EngineRequests, known: Mapping[str, int]) -> str:
 def _rows_by_engine(run: Run, pages: int) -> dict[str, Ints]:
     """Return the rows of requests by the engine that served them; those of the only one under ""."""
     log = run.requests
-    served_by = same_text("", len(log)) if isinstance(run, WatchRun) else log.endpoint_url
+    served_by = same_text("", len(log)) if isinstance(run, WatchRun) else _addresses(run)
     if pages > 1 and isinstance(run, WatchRun):
         served_by = run.watched.parts.engine
     elif pages > 1 and len({*served_by.tolist()}) < 2:
@@ -145,6 +145,14 @@ def _rows_by_engine(run: Run, pages: int) -> dict[str, Ints]:
     if len(names) < 2:
         return {"": np.arange(len(log))}
     return {name: np.flatnonzero(served_by == name) for name in names}
+
+
+def _addresses(run: Run) -> Texts:
+    """Return the addresses of requests' servers as the run was given them: models may have paths of their own there."""
+    urls: list[str] = run.requests.endpoint_url.tolist()
+    given = sorted(run.manifest["config"].get("url") or (), key=len, reverse=True)
+    by_url = {url: next((each for each in given if url.startswith(each)), url) for url in {*urls}}
+    return np.array([by_url[url] for url in urls], np.object_)
 
 
 def _requests(run: Run, rows: Ints) -> EngineRequests:
@@ -202,11 +210,12 @@ def _has_prefix_cache(run: Run) -> bool | None:
     return stated.pop() if len(stated) == 1 else None
 
 
-def _arrival(config: dict[str, object], submit_s: Floats) -> Arrival | None:
+def _arrival(config: dict[str, object], submit_s: Floats, *, is_shared: bool) -> Arrival | None:
+    """Return the process of an engine's arrivals; None where gaps are drawn, as of engines that share a process."""
     kind = config.get("arrival")
     if kind == "replay":
         return Arrival(kind=kind, trace_ns=np.rint(1e9 * submit_s).astype(np.int64))
-    if config.get("rate") is None or config.get("trace") is not None or kind not in _PROCESSES:
+    if is_shared or config.get("rate") is None or config.get("trace") is not None or kind not in _PROCESSES:
         return None
     burstiness = config.get("burstiness")
     burstiness = float(burstiness) if isinstance(burstiness, int | float) else 1.0

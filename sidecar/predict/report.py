@@ -123,7 +123,7 @@ def _notes(loads: Sequence[PredictedLoad]) -> Iterator[Prose]:
 
 def _highest(highest: HighestRate, predicted: Predicted) -> str:
     if highest.estimate is None:
-        return f"No rate meets {predicted.slo}."
+        return f"No rate that can be predicted meets {predicted.slo}."
     surely = "at no rate surely" if highest.low is None else f"surely up to {figure(highest.low)}"
     perhaps = "; beyond, there is no prediction"
     if highest.high is not None:

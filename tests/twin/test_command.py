@@ -47,6 +47,12 @@ def test_the_report_fits_a_terminal(sidelight: Run, directory: Path) -> None:
     assert max(map(len, ended.out.splitlines())) <= 100
 
 
+def test_rates_without_a_prediction_may_meet_objectives(sidelight: Run, directory: Path) -> None:
+    """Below some rate the run's time has too few requests, whatever the objective."""
+    ended = sidelight("predict", directory, "--known", "max-num-seqs=16", "--rate", "x1", "--slo", "ttft_p99<1ms")
+    assert "No rate that can be predicted meets ttft_p99<1ms." in ended.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -16,6 +16,7 @@ from played_twins import GPU, ended, longer, slowing, spanned
 from processes import Ended
 from series import scraped
 
+from sidelight.correlator.opening import open_run
 from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import Floats, concat, same_text, take
@@ -27,7 +28,7 @@ from sidelight.twin.check import latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.spans import SpannedRequests, from_origin
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
-from sidelight.twin.model import twin_of_engines
+from sidelight.twin.model import twin_of, twin_of_engines
 from sidelight.twin.scenario import Prediction, Scenario, Twin, predict
 from sidelight.twin.traffic import OtherTraffic
 
@@ -151,6 +152,25 @@ def test_a_run_that_sent_to_two_engines_is_predicted(
     assert sum(each["requests"] for each in fits) == COUNT
     assert "replicas" not in predicted["highest_rate"]
     assert predicted["loads"][0]["price_per_h"] == 5.0
+
+
+def test_of_a_replay_each_engine_gets_its_requests_again(
+    exchanges: list[Sequence[VirtualExchange]], tmp_path: Path
+) -> None:
+    both = [each for pair in zip(*exchanges, strict=True) for each in pair]
+    write(tmp_path / "run", both, {"arrival": "replay", "trace": "t"}, hosts=("one", "two"))
+    replayed = twin_of(open_run(tmp_path / "run"), 0.0, {"max-num-seqs": 16})
+    assert isinstance(replayed, Twin)
+    sent = [each.arrival.trace_ns for each in replayed.engines if each.arrival and each.arrival.trace_ns is not None]
+    assert [len(each) for each in sent] == [COUNT / 2, COUNT / 2]
+
+
+def test_models_with_paths_of_their_own_are_of_one_engine(tmp_path: Path) -> None:
+    played = simulated(engine(), *lengths(150, 0), at_s=arrivals(150, 3.0, 0))
+    write(tmp_path / "run", played, {"rate": 3.0, "url": ["http://h:80", "http://h"]}, hosts=("h/v2/a", "h/v2/b"))
+    alone = twin_of(open_run(tmp_path / "run"), 0.0, {"max-num-seqs": 16})
+    assert isinstance(alone, Twin)
+    assert [len(each.requests) for each in alone.engines] == [150]
 
 
 @pytest.mark.parametrize(("pages", "code"), [(2, 0), (3, 2)])
