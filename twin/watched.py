@@ -110,17 +110,12 @@ class WatchedEngine:
         gone = sorted(self.histories.keys() - engines.keys(), key=lambda name: -self.histories[name].until_s)
         for name in gone[_MOST_GONE:]:
             del self.histories[name]
-        origin_s = now_ns / 1e9 - _LAST_S
-        self.histories |= {
-            name: continued(self.histories[name], from_origin(requests, origin_s), origin_s, now_ns / 1e9)
-            for name, requests in engines.items()
-            if name in self.histories
-        }
-        self.changes = {
-            name: history.changes(self.changes.get(name, {}))
-            for name, history in self.histories.items()
-            if name in engines
-        }
+        now_s, changes = now_ns / 1e9, dict[str, Mapping[str, LastingChange]]()
+        for name in [each for each in self.histories if each in engines]:
+            requests = from_origin(engines[name], now_s - _LAST_S)
+            self.histories[name] = history = continued(self.histories[name], requests, now_s - _LAST_S, now_s)
+            changes[name] = history.changes(self.changes.get(name, {}))
+        self.changes = changes
 
     def _compare_seats(self, sample: TrafficSample, now_ns: int) -> None:
         """Compare the seats that traffic shows with those before the last restart; stated ones may be others since."""
