@@ -162,17 +162,15 @@ class TrafficSample:
 
 @dataclass(slots=True)
 class _Search:
-    """Predictions by multiples of the rate of late: how far each is beyond the objectives, as logarithms.
+    """Predictions by multiples of the rate of late: the `overruns` of each.
 
-    `overruns` are those of the upper ends of the intervals, the medians and the lower ends; `refused` says why there is
-    no prediction beyond the last.
+    `refused` says why there is no prediction beyond the last.
     """
 
     twin: Twin
     objectives: Sequence[Objective]
     rate_per_s: float
     overruns: dict[float, Floats] = field(default_factory=dict)
-    first: dict[float, Objective] = field(default_factory=dict)
     refused: str = ""
 
     def look(self, ratio: float) -> bool:
@@ -181,14 +179,12 @@ class _Search:
         if isinstance(prediction, Missing):
             self.refused = prediction.reason if ratio > max(self.overruns, default=0.0) else self.refused
             return False
-        over = overruns(prediction, self.objectives)
-        self.overruns[ratio] = over.max(axis=0)
-        self.first[ratio] = self.objectives[int(np.argmax(over[:, 1]))]
+        self.overruns[ratio] = overruns(prediction, self.objectives)
         return True
 
     def extend(self, ratio: float, factor: float, *, end: int) -> None:
         """Predict for further rates, to the first on the other side or _FAR."""
-        while self.look(ratio) and (self.overruns[ratio][end] > 0) != (factor > 1) and 1 / _FAR < ratio < _FAR:
+        while self.look(ratio) and (self.overruns[ratio][:, end].max() > 0) != (factor > 1) and 1 / _FAR < ratio < _FAR:
             ratio, factor = float(np.clip(ratio * factor, 1 / _FAR, _FAR)), factor**1.5
 
     def refine(self) -> None:
@@ -201,7 +197,7 @@ class _Search:
     def _crossings(self) -> Floats:
         """Return the ratios at which the three ends cross the objectives; 0 below all, infinite beyond."""
         ratios = sorted(self.overruns)
-        ends = np.maximum.accumulate([self.overruns[each] for each in ratios]).T
+        ends = np.maximum.accumulate([self.overruns[each].max(axis=0) for each in ratios]).T
         return np.array(
             [np.exp(np.interp(0.0, np.maximum(end, -9), np.log(ratios), left=-np.inf, right=np.inf)) for end in ends]
         )
@@ -213,8 +209,8 @@ class _Search:
         if not np.isfinite(estimate):
             least, why = figure(max(self.overruns)), self.refused or "nothing was tried"
             return Headroom(text=f"Headroom: at least {least} times the traffic of late; beyond, {why}.")
-        nearest = min(self.first, key=lambda ratio: abs(ratio - estimate))
-        first = self.first[nearest]
+        nearest = min(self.overruns, key=lambda ratio: abs(ratio - estimate))
+        first = self.objectives[int(np.argmax(self.overruns[nearest][:, 1]))]
         interval = f"{figure(low)} to {figure(high)}" if np.isfinite(high) else f"{figure(low)} or more"
         return Headroom(
             text=f"Headroom: at {figure(estimate)} times the traffic of late ({interval}) {first.metric.upper()} "
