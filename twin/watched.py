@@ -41,6 +41,10 @@ class ShownSeats(NamedTuple):
         return self.limit is not None and self.most <= BLUR * self.limit + 1
 
 
+def _of_a_minute() -> RecentTraffic:
+    return RecentTraffic(last_s=_LAST_S, most=_MOST)
+
+
 @dataclass(slots=True)
 class WatchedEngine:
     """The engines of a watch: the headroom of their traffic within `objectives`, and the drift of each.
@@ -60,7 +64,8 @@ class WatchedEngine:
     restarted_s: float | None = None
     restart: str = ""
     _traffic: RecentTraffic = field(default_factory=RecentTraffic)
-    _lately: RecentTraffic = field(default_factory=lambda: RecentTraffic(last_s=_LAST_S, most=_MOST))
+    _lately: RecentTraffic = field(default_factory=_of_a_minute)
+    _are_several: bool | None = None
     _begun_ns: int | None = None
     _seats_due_ns: int = 0
     _seats: ShownSeats = field(default_factory=ShownSeats)
@@ -78,6 +83,11 @@ class WatchedEngine:
 
         It may run beside all else.
         """
+        if self._are_several not in {None, engines > 1}:
+            # The requests of several are not of the one that stays, and the history of one is of an unknown one.
+            self._traffic, self._lately = RecentTraffic(), _of_a_minute()
+            self.histories.pop("", None)
+        self._are_several = engines > 1
         self._traffic.most = MOST * min(max(1, engines), _MOST_FITTED)
         sample, lately = (
             traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)

@@ -17,6 +17,7 @@ from processes import Ended
 from sent_spans import NOON, S
 from watched_traffic import exports_of, watched_directory
 
+from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.recorded.errors import ConfigurationError
 from sidelight.rundir.columns import concat, same_text, take
 from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
@@ -176,6 +177,21 @@ def test_histories_of_the_engines_that_left_last_are_remembered() -> None:
     nothing = TrafficSample(requests=None, count=0, engines=2, finished=0.0, lately=0, rate_per_s=0.0)
     watched.follow(nothing, nothing, NOON)
     assert {*watched.histories} == {"4", "5", "6", "7", "8", "9", "10", "11"}
+
+
+def test_an_engine_that_stays_alone_is_not_fitted_to_the_requests_of_others() -> None:
+    shown = spanned(run(engine(), count=60, rate_per_s=3.0))
+    watched = WatchedEngine(parse_slo("ttft_p99<2s").objectives, histories={"": begun(fitted(shown), NOON / S)})
+    said = []
+    for minute, engines in enumerate((1, 2, 2, 1)):
+        now_ns = NOON + minute * MINUTE * S
+        for name in "ab"[:engines]:
+            some = replace(from_origin(shown, -now_ns / S), served_by=same_text(name, len(shown)))
+            watched.take(ended(some), now_ns)
+        watched.estimation(now_ns, engines=engines, finished_per_s=None, restarted_s=None)()
+        said.append("no request has ended" in watched.headroom.text)
+    assert said == [False, True, False, True]
+    assert watched.histories == {}
 
 
 def _state(view: WatchView, minute: int) -> WatchState:
