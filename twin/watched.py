@@ -88,7 +88,8 @@ class WatchedEngine:
             self._traffic, self._lately = RecentTraffic(), _of_a_minute()
             self.histories.pop("", None)
         self._are_several = engines > 1
-        self._traffic.most = MOST * min(max(1, engines), _MOST_FITTED)
+        fitted = min(max(1, engines), _MOST_FITTED)
+        self._traffic.most, self._lately.most = MOST * fitted, _MOST * fitted
         sample, lately = (
             traffic.sample(now_ns, engines=engines, finished_per_s=finished_per_s)
             for traffic in (self._traffic, self._lately)
@@ -176,7 +177,7 @@ class WatchedEngine:
         """Return the ratios of the last quarter of an hour, by process, part and bound."""
         return {
             (name, part, bound): value
-            for name, history in self.histories.items()
+            for name, history in list(self.histories.items())  # an estimation runs beside
             for part, ratio in history.ratios().items()
             for bound, value in _bounds(ratio).items()
         }

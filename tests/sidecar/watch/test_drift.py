@@ -8,6 +8,8 @@ from contextlib import closing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -24,8 +26,8 @@ from sidelight.scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, S
 from sidelight.sidecar.watch.panel import WatchState, panel_rows
 from sidelight.sidecar.watch.view import WatchView
 from sidelight.simulator.virtual import VirtualExchange
-from sidelight.twin.drift import begun
-from sidelight.twin.engine.spans import from_origin
+from sidelight.twin.drift import EngineHistory, LastingChange, begun
+from sidelight.twin.engine.spans import SpannedRequests, from_origin
 from sidelight.twin.headroom import TrafficSample
 from sidelight.twin.watched import WatchedEngine, watched_engine
 
@@ -192,6 +194,41 @@ def test_an_engine_that_stays_alone_is_not_fitted_to_the_requests_of_others() ->
         said.append("no request has ended" in watched.headroom.text)
     assert said == [False, True, False, True]
     assert watched.histories == {}
+
+
+def test_minutes_of_several_busy_engines_are_compared() -> None:
+    """Eight engines with 100 requests/s each, which last ten seconds."""
+    shown = fitted(spanned(run(engine(), count=60, rate_per_s=3.0)))
+    watched = WatchedEngine(histories={name: begun(shown, NOON / S) for name in "abcdefgh"})
+    at_s = np.arange(0.0, 60.0, 1 / 800)
+    requests = SpannedRequests(
+        submit_s=NOON / S + at_s,
+        prompt_tokens=np.full(len(at_s), 100),
+        cached_tokens=np.zeros(len(at_s), np.int64),
+        output_tokens=np.full(len(at_s), 100),
+        first_s=NOON / S + at_s + 0.1,
+        last_s=NOON / S + at_s + 10.0,
+        served_by=np.array(list("abcdefgh") * (len(at_s) // 8), np.object_),
+    )
+    watched.estimation(NOON, engines=8, finished_per_s=None, restarted_s=None)()
+    for second in range(10, 71):
+        now_ns = NOON + second * S
+        some = (requests.last_s > NOON / S + second - 1) & (requests.last_s <= NOON / S + second)
+        watched.take(ended(take(requests, np.flatnonzero(some))), now_ns)
+    watched.estimation(now_ns, engines=8, finished_per_s=None, restarted_s=None)()
+    assert [each.until_s for each in watched.histories.values()] == [pytest.approx(NOON / S + 60, abs=0.1)] * 8
+
+
+def test_the_page_is_read_while_an_engine_comes() -> None:
+    """Estimations run beside the page."""
+    watched, history = WatchedEngine(), begun(fitted(spanned(run(engine(), count=60, rate_per_s=3.0))), NOON / S)
+
+    def come() -> dict[str, LastingChange]:
+        watched.histories["b"] = history
+        return {}
+
+    watched.histories["a"] = cast("EngineHistory", SimpleNamespace(ratios=come))
+    assert watched.ratios() == {}
 
 
 def _state(view: WatchView, minute: int) -> WatchState:
