@@ -26,7 +26,7 @@ _MOST_REPLICAS = 256
 
 
 class HighestRate(Struct, frozen=True, kw_only=True):
-    """The highest rate at which `--slo` is met, of one replica.
+    """The highest rate at which `--slo` is met, of one replica, or of all engines of the run.
 
     At `low` the whole interval of each percentile meets it, at `high` some of it does.
     """
