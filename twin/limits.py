@@ -28,7 +28,8 @@ _MOST_REPLICAS = 256
 class HighestRate(Struct, frozen=True, kw_only=True):
     """The highest rate at which `--slo` is met, of one replica.
 
-    Of a run of several engines it is of all. At `low` the whole interval of each percentile meets it, at `high` some of it does.
+    Of a run of several engines it is of all. At `low` the whole interval of each percentile meets it, at `high` some of
+    it does.
     """
 
     estimate: Annotated[Amount | None, doc("null where no rate meets it", "requests/s")]
