@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from played_runs import arrivals, engine, lengths, simulated
 
@@ -27,6 +27,15 @@ def _times(exchanges: list[VirtualExchange]) -> tuple[Floats, Floats]:
     )
 
 
+def _comes_with_the_end_of_a_step(exchanges: list[VirtualExchange]) -> bool:
+    """Return whether rounding decides which step a request is in."""
+    ends_ns = np.unique(np.concatenate([each.token_ns for each in exchanges]))
+    arrivals_ns = np.array([each.submit_ns for each in exchanges])
+    place = np.clip(np.searchsorted(ends_ns, arrivals_ns), 1, len(ends_ns) - 1)
+    apart_ns = np.minimum(np.abs(ends_ns[place] - arrivals_ns), np.abs(ends_ns[place - 1] - arrivals_ns))
+    return bool((apart_ns < 1e9 * ROUNDING_S).any())
+
+
 @given(
     seats=st.integers(1, 40),
     budget=st.sampled_from([64, 256, 2048]),
@@ -42,6 +51,7 @@ def test_an_open_loop_has_the_times_of_the_simulated_engine(
     prompts, outputs = lengths(60, seed)
     at_s = arrivals(60, rate_per_s, seed)
     expected = simulated(chosen, prompts, outputs, at_s=at_s, network_s=0.0)
+    assume(not _comes_with_the_end_of_a_step(expected))
     played = play(_load(prompts, outputs, at_s), chosen)
     first_s, last_s = _times(expected)
     # The origin is the first submission here, and the start of the load there.
