@@ -88,8 +88,8 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int =
 def twin_of_engines(requests: Mapping[str, EngineRequests], known: Mapping[str, int]) -> Twin | Missing:
     """Return the twin of engines by the requests of each, or the reason against predictions.
 
-    `known` settings of the engines are taken as they are. The misfit that refuses is the mean of the engines': that of
-    each has more chance in it than all together.
+    `known` settings of the engines are taken as they are. The misfit that refuses is the mean over their requests: that
+    of each engine has more chance in it than all together.
     """
     twins: list[Twin] = []
     for name, of_engine in requests.items():
@@ -98,7 +98,8 @@ def twin_of_engines(requests: Mapping[str, EngineRequests], known: Mapping[str, 
             return Missing(f"{printable(name)}: {twin.reason}") if len(requests) > 1 else twin
         twins.append(replace(twin, name=name))
     first, *beside = sorted(twins, key=lambda each: -len(each.requests))
-    missed = np.mean([np.nan_to_num(each.missed.logs) for each in twins], axis=0)
+    logs, counts = [np.nan_to_num(each.missed.logs) for each in twins], [each.missed.requests for each in twins]
+    missed = np.average(logs, axis=0, weights=counts)
     if reason := replace(first.missed, logs=missed).refusal:
         return Missing(next(filter(None, (_fewer_seats(each.requests, known) for each in twins)), reason))
     return replace(first, beside=tuple(beside))
