@@ -28,7 +28,7 @@ from sidelight.twin.check import PLACES, latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, EngineTimes, play
 from sidelight.twin.engine.spans import SpannedRequests
 from sidelight.twin.headroom import LAST_S, MOST
-from sidelight.twin.watched import WatchedEngine
+from sidelight.twin.watched import WatchedEngines
 
 BEGIN_S, DAY_S, SWING = 1_700_006_400.0, 86_400, 0.5  # a midnight, s Unix
 POLL_S, LOOK_S, HEADROOM_S = 10, 60, 3600
@@ -119,7 +119,7 @@ class Judged:
         self.counts = Counter[str]()
         self.errors = list[float]()
 
-    def add(self, watched: WatchedEngine, stage: Stage, rate_per_s: float) -> str:
+    def add(self, watched: WatchedEngines, stage: Stage, rate_per_s: float) -> str:
         """Return a line on the headroom of now."""
         ratios, truth = watched.headroom.ratios, highest_rate(stage) / rate_per_s
         if "estimate" not in ratios:
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unchanged", action="store_true", help="one engine and one traffic; no headroom")
     asked = parser.parse_args()
-    watched, judged, requests, said = WatchedEngine(known={"max-num-seqs": SEATS}), Judged(), 0, 0
+    watched, judged, requests, said = WatchedEngines(known={"max-num-seqs": SEATS}), Judged(), 0, 0
     left: SpannedRequests | None = None
     poll_s = LOOK_S if asked.unchanged else POLL_S
     lately = deque[int](maxlen=round(LAST_S / poll_s))

@@ -46,7 +46,7 @@ def _of_a_minute() -> RecentTraffic:
 
 
 @dataclass(slots=True)
-class WatchedEngine:
+class WatchedEngines:
     """The engines of a watch: the headroom of their traffic within `objectives`, and the drift of each.
 
     `known` are settings of the engines, a `baseline` is the history of a recorded watch. `histories` are by the process
@@ -86,7 +86,7 @@ class WatchedEngine:
         if self._are_several not in {None, engines > 1}:
             # The requests of several are not of the one that stays, and the history of one is of an unknown one.
             self._traffic, self._lately = RecentTraffic(), _of_a_minute()
-            self.histories.pop("", None)
+            self.histories = {name: history for name, history in self.histories.items() if name}
         self._are_several = engines > 1
         fitted = min(max(1, engines), _MOST_FITTED)
         self._traffic.most, self._lately.most = MOST * fitted, _MOST * fitted
@@ -110,23 +110,23 @@ class WatchedEngine:
     def follow(self, lately: TrafficSample, of_twin: TrafficSample, now_ns: int) -> None:
         """Add the minute since the last time to the history of each engine."""
         self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
-        engines = lately.by_engine()
-        new = engines.keys() - self.histories.keys()
+        engines, histories = lately.by_engine(), dict(self.histories)
+        new = engines.keys() - histories.keys()
         if new and self.baseline is not None:
-            self.histories |= dict.fromkeys(new, replace(self.baseline, until_s=self._begun_ns / 1e9))
+            histories |= dict.fromkeys(new, replace(self.baseline, until_s=self._begun_ns / 1e9))
         elif new and now_ns - self._begun_ns >= FIRST_S * 1e9 and not isinstance(served := of_twin.served(), Missing):
             twins = {name: twin_of_engines({name: served[name]}, self.known) for name in new & served.keys()}
-            self.histories |= {name: begun(twin.fitted, now_ns / 1e9)
-                               for name, twin in twins.items() if isinstance(twin, Twin)}  # fmt: skip
-        gone = sorted(self.histories.keys() - engines.keys(), key=lambda name: -self.histories[name].until_s)
+            fits = {name: twin.fitted for name, twin in twins.items() if isinstance(twin, Twin)}
+            histories |= {name: begun(fitted, now_ns / 1e9) for name, fitted in fits.items()}
+        gone = sorted(histories.keys() - engines.keys(), key=lambda name: -histories[name].until_s)
         for name in gone[_MOST_GONE:]:
-            del self.histories[name]
+            del histories[name]
         now_s, changes = now_ns / 1e9, dict[str, Mapping[str, LastingChange]]()
-        for name in [each for each in self.histories if each in engines]:
+        for name in [each for each in histories if each in engines]:
             requests = from_origin(engines[name], now_s - _LAST_S)
-            self.histories[name] = history = continued(self.histories[name], requests, now_s - _LAST_S, now_s)
+            histories[name] = history = continued(histories[name], requests, now_s - _LAST_S, now_s)
             changes[name] = history.changes(self.changes.get(name, {}))
-        self.changes = changes
+        self.histories, self.changes = histories, changes  # at once: they are read beside
 
     def _compare_seats(self, sample: TrafficSample, now_ns: int) -> None:
         """Compare the seats that traffic shows with those before the last restart; stated ones may be others since."""
@@ -177,7 +177,7 @@ class WatchedEngine:
         """Return the ratios of the last quarter of an hour, by process, part and bound."""
         return {
             (name, part, bound): value
-            for name, history in list(self.histories.items())  # an estimation runs beside
+            for name, history in self.histories.items()
             for part, ratio in history.ratios().items()
             for bound, value in _bounds(ratio).items()
         }
@@ -204,14 +204,14 @@ def other_seats(before: ShownSeats, since: ShownSeats) -> str:
     return ""
 
 
-def watched_engine(
+def watched_engines(
     objectives: Sequence[Objective] = (), known: str = "", baseline: Path | None = None
-) -> WatchedEngine:
+) -> WatchedEngines:
     """Return the engine of a watch that begins, by its options.
 
     Raises ConfigurationError for settings and baselines that say nothing.
     """
-    return WatchedEngine(objectives, known=settings_of("--known", known), baseline=_baseline_of(baseline))
+    return WatchedEngines(objectives, known=settings_of("--known", known), baseline=_baseline_of(baseline))
 
 
 def _baseline_of(path: Path | None) -> EngineHistory | None:

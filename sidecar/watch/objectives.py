@@ -29,7 +29,7 @@ from sidelight.scraper.window.statistics import fits_of
 from sidelight.scraper.window.window import Window, select_scrapes
 from sidelight.sidecar.live.lately import CLIENTS_S, MOST
 from sidelight.sidecar.live.tally import SLO_EVERY_S, SLO_SHARE, Tally
-from sidelight.twin.watched import WatchedEngine, watched_engine
+from sidelight.twin.watched import WatchedEngines, watched_engines
 
 # What engines' pages have of it: time in the engine alone, without network and gateway.
 QUANTITIES: Mapping[str, str] = {
@@ -94,13 +94,13 @@ def watched_objectives(text: str | None) -> WatchedObjectives:
     return WatchedObjectives(None if text is None else parse_slo(text))
 
 
-def watched(slo: str | None, known: str, baseline: Path | None) -> tuple[WatchedObjectives, WatchedEngine]:
+def watched(slo: str | None, known: str, baseline: Path | None) -> tuple[WatchedObjectives, WatchedEngines]:
     """Return the objectives of a watch that begins, and its engine, by checked options.
 
     Raises ConfigurationError for settings and baselines that say nothing.
     """
     objectives = watched_objectives(slo)
-    return objectives, watched_engine(objectives.slo.objectives if objectives.slo else (), known, baseline)
+    return objectives, watched_engines(objectives.slo.objectives if objectives.slo else (), known, baseline)
 
 
 def judged(slo: Slo, clients: RequestLog, pages: Sequence[EndpointSeries], window: Window) -> tuple[SloResult, bool]:

@@ -36,7 +36,7 @@ from sidelight.sidecar.version import VERSION
 from sidelight.sidecar.watch.exports import SPANS, Exports
 from sidelight.sidecar.watch.objectives import WatchedObjectives
 from sidelight.sidecar.watch.panel import EngineState, WatchState
-from sidelight.twin.watched import WatchedEngine
+from sidelight.twin.watched import WatchedEngines
 
 if TYPE_CHECKING:
     from sidelight.exporter.summary.verdict import RunVerdict
@@ -66,11 +66,11 @@ class WatchView:
         read_s: float = READ_S,
         shard: str | None = None,
         objectives: WatchedObjectives | None = None,
-        twin: WatchedEngine | None = None,
+        twin: WatchedEngines | None = None,
     ) -> None:
         self._shard = shard
         self._objectives = objectives or WatchedObjectives()
-        self._twin = twin or WatchedEngine()
+        self._twin = twin or WatchedEngines()
         self._columns = None if browsers is None else browsers.columns
         self._lately = Lately()
         self._engines = Engines(keep_s=WINDOW_S, waiting_s=WINDOW_S)

@@ -29,7 +29,7 @@ from sidelight.simulator.virtual import VirtualExchange
 from sidelight.twin.drift import EngineHistory, LastingChange, begun
 from sidelight.twin.engine.spans import SpannedRequests, from_origin
 from sidelight.twin.headroom import TrafficSample
-from sidelight.twin.watched import WatchedEngine, watched_engine
+from sidelight.twin.watched import WatchedEngines, watched_engines
 
 MINUTE = 60
 RATE_PER_S = 0.25
@@ -101,7 +101,7 @@ def test_another_watch_is_a_baseline(
     tmp_path: Path, before: list[VirtualExchange], slower: list[VirtualExchange]
 ) -> None:
     """A change is said from the first minutes on."""
-    of_monday = watched_engine(baseline=watched_directory(tmp_path / "monday", before))
+    of_monday = watched_engines(baseline=watched_directory(tmp_path / "monday", before))
     raw = tmp_path / "raw"
     raw.mkdir()
     with WatchView(raw, run_id="r", read_s=inf, twin=of_monday) as view:
@@ -117,7 +117,7 @@ def test_what_says_too_little_is_no_baseline(
 ) -> None:
     short = watched_directory(tmp_path / "short", slower)
     with pytest.raises(ConfigurationError):
-        watched_engine(baseline=short)
+        watched_engines(baseline=short)
     ended = sidelight("watch", "--baseline", short, "--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0")
     assert ended.code == 2
     assert ended.err.rstrip().endswith("[watch.baseline]")
@@ -125,7 +125,7 @@ def test_what_says_too_little_is_no_baseline(
 
 def test_other_seats_behind_a_restart_are_said_and_replace_stated_ones() -> None:
     """Stated ones are those of the drift's fit too."""
-    watched, begin_s, said = watched_engine(known="max-num-seqs=16"), NOON / S, list[str]()
+    watched, begin_s, said = watched_engines(known="max-num-seqs=16"), NOON / S, list[str]()
     for seats, restarted_s in ((16, None), (1, begin_s + 16 * MINUTE)):
         at_s = arrivals(480, 0.5, seats)
         some = slowing(at_s, *lengths(480, seats), changed_s=inf, slower=1.0, seats=seats)
@@ -146,7 +146,7 @@ def test_of_two_engines_the_slower_is_said() -> None:
 
     A third, of which there is a page, has no requests.
     """
-    watched, begin_s = watched_engine(), NOON / S
+    watched, begin_s = watched_engines(), NOON / S
     both = []
     for name, slower in (("a", 1.0), ("b", 1.08)):
         at_s = arrivals(1500, RATE_PER_S, ord(name))
@@ -175,7 +175,7 @@ def test_of_two_engines_the_slower_is_said() -> None:
 
 def test_histories_of_the_engines_that_left_last_are_remembered() -> None:
     shown = fitted(spanned(run(engine(), count=60, rate_per_s=3.0)))
-    watched = WatchedEngine(histories={str(at): begun(shown, float(at)) for at in (3, 11, 7, 1, 9, 2, 8, 5, 10, 4, 6)})
+    watched = WatchedEngines(histories={str(at): begun(shown, float(at)) for at in (3, 11, 7, 1, 9, 2, 8, 5, 10, 4, 6)})
     nothing = TrafficSample(requests=None, count=0, engines=2, finished=0.0, lately=0, rate_per_s=0.0)
     watched.follow(nothing, nothing, NOON)
     assert {*watched.histories} == {"4", "5", "6", "7", "8", "9", "10", "11"}
@@ -183,7 +183,7 @@ def test_histories_of_the_engines_that_left_last_are_remembered() -> None:
 
 def test_an_engine_that_stays_alone_is_not_fitted_to_the_requests_of_others() -> None:
     shown = spanned(run(engine(), count=60, rate_per_s=3.0))
-    watched = WatchedEngine(parse_slo("ttft_p99<2s").objectives, histories={"": begun(fitted(shown), NOON / S)})
+    watched = WatchedEngines(parse_slo("ttft_p99<2s").objectives, histories={"": begun(fitted(shown), NOON / S)})
     said = []
     for minute, engines in enumerate((1, 2, 2, 1)):
         now_ns = NOON + minute * MINUTE * S
@@ -199,7 +199,7 @@ def test_an_engine_that_stays_alone_is_not_fitted_to_the_requests_of_others() ->
 def test_minutes_of_several_busy_engines_are_compared() -> None:
     """Eight engines with 100 requests/s each, which last ten seconds."""
     shown = fitted(spanned(run(engine(), count=60, rate_per_s=3.0)))
-    watched = WatchedEngine(histories={name: begun(shown, NOON / S) for name in "abcdefgh"})
+    watched = WatchedEngines(histories={name: begun(shown, NOON / S) for name in "abcdefgh"})
     at_s = np.arange(0.0, 60.0, 1 / 800)
     requests = SpannedRequests(
         submit_s=NOON / S + at_s,
@@ -221,14 +221,18 @@ def test_minutes_of_several_busy_engines_are_compared() -> None:
 
 def test_the_page_is_read_while_an_engine_comes() -> None:
     """Estimations run beside the page."""
-    watched, history = WatchedEngine(), begun(fitted(spanned(run(engine(), count=60, rate_per_s=3.0))), NOON / S)
+    requests = spanned(run(engine(), count=60, rate_per_s=3.0))
+    of_b = replace(from_origin(requests, -NOON / S), served_by=same_text("b", len(requests)))
+    sample = TrafficSample(requests=of_b, count=60, engines=2, finished=0.0, lately=60, rate_per_s=3.0)
+    watched = WatchedEngines(baseline=begun(fitted(requests), NOON / S))
 
     def come() -> dict[str, LastingChange]:
-        watched.histories["b"] = history
+        watched.follow(sample, sample, NOON + MINUTE * S)
         return {}
 
-    watched.histories["a"] = cast("EngineHistory", SimpleNamespace(ratios=come))
+    watched.histories["a"] = cast("EngineHistory", SimpleNamespace(ratios=come, until_s=0.0))
     assert watched.ratios() == {}
+    assert {"a", "b"} == watched.histories.keys()
 
 
 def _state(view: WatchView, minute: int) -> WatchState:

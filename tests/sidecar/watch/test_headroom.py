@@ -25,7 +25,7 @@ from sidelight.simulator.settings import PROFILES, EngineSettings, SpeedProfile
 from sidelight.twin.check import PLACES, latencies_ms, quantiles_of
 from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
-from sidelight.twin.watched import watched_engine
+from sidelight.twin.watched import watched_engines
 
 COUNT = 400
 
@@ -36,7 +36,7 @@ def watched(
     """Return a view that has seen traffic and estimated its headroom."""
     prompts, outputs = lengths(COUNT, 0)
     exchanges = simulated(settings, prompts, outputs, at_s=arrivals(COUNT, rate_per_s, 0))
-    with WatchView(path, run_id="r", read_s=inf, twin=watched_engine(parse_slo(slo).objectives, known)) as view:
+    with WatchView(path, run_id="r", read_s=inf, twin=watched_engines(parse_slo(slo).objectives, known)) as view:
         view.twin_estimation(watching(path, exchanges, view, clients=clients))()
     return view
 
