@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -130,8 +131,11 @@ def twin_of(
     )
 
 
-def truth(twin: Twin, settings: EngineSettings, rate_per_s: float, replicas: int = 1) -> Floats:
-    """Return quantiles of runs as long as the twin's, of requests like its own, the median of nine [3, 3]."""
+def truth(twin: Twin, engines: Sequence[EngineSettings], rate_per_s: float) -> Floats:
+    """Return quantiles of runs as long as the twin's, of requests like its own, the median of nine [3, 3].
+
+    The requests go to engines of these settings in turn.
+    """
     count = round(rate_per_s * twin.duration_s)
     runs = []
     for seed in range(100, 109):
@@ -139,8 +143,8 @@ def truth(twin: Twin, settings: EngineSettings, rate_per_s: float, replicas: int
         prompts, outputs = twin.requests.prompt_tokens[drawn], twin.requests.output_tokens[drawn]
         at_s = arrivals(count, rate_per_s, seed)
         rows = []
-        for replica in range(replicas):
-            turns = slice(replica, None, replicas)
+        for turn, settings in enumerate(engines):
+            turns = slice(turn, None, len(engines))
             load = EngineLoad(
                 prompt_tokens=prompts[turns],
                 cached_tokens=np.zeros_like(prompts[turns]),

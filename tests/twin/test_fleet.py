@@ -11,21 +11,19 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from played_runs import NETWORK_S, arrivals, engine, lengths, simulated, streamed, write
-from played_twins import GPU, ended, longer, slowing, spanned
+from played_runs import arrivals, engine, lengths, simulated, streamed, write
+from played_twins import GPU, ended, longer, slowing, spanned, truth
 from processes import Ended
 from series import scraped
 
 from sidelight.correlator.opening import open_run
 from sidelight.loadgen.requests.slo.objectives import parse_slo
 from sidelight.recorded.errors import ConfigurationError
-from sidelight.rundir.columns import Floats, concat, same_text, take
+from sidelight.rundir.columns import concat, same_text, take
 from sidelight.rundir.stats import Missing
 from sidelight.scraper.series.log import ScrapeLog
 from sidelight.sidecar.predict.result import schema
 from sidelight.simulator.virtual import VirtualExchange
-from sidelight.twin.check import latencies_ms, quantiles_of
-from sidelight.twin.engine.play import EngineLoad, play
 from sidelight.twin.engine.spans import SpannedRequests, from_origin
 from sidelight.twin.headroom import Headroom, RecentTraffic, TrafficSample
 from sidelight.twin.model import twin_of, twin_of_engines
@@ -58,28 +56,6 @@ def twin(exchanges: list[Sequence[VirtualExchange]]) -> Twin:
     return fleet
 
 
-def truth(twin: Twin, rate_per_s: float) -> Floats:
-    """Return quantiles of runs as long as the twin's of both engines, the median of nine [3, 3]."""
-    count = round(rate_per_s * twin.duration_s)
-    runs = []
-    for seed in range(100, 109):
-        prompts, outputs = lengths(count, seed)
-        at_s = arrivals(count, rate_per_s, seed) + NETWORK_S
-        rows = []
-        for turn, settings in enumerate(ENGINES):
-            load = EngineLoad(
-                prompt_tokens=prompts[turn::2],
-                cached_tokens=np.zeros_like(prompts[turn::2]),
-                output_tokens=outputs[turn::2],
-                arrival_s=at_s[turn::2],
-            )
-            times = play(load, settings, seed=seed)
-            rows.append(latencies_ms(load, times, np.full(len(times.first_s), NETWORK_S)))
-        runs.append(quantiles_of(np.concatenate(rows, axis=1)))
-    median: Floats = np.median(runs, axis=0)
-    return median
-
-
 def test_each_engine_has_steps_of_its_own(twin: Twin) -> None:
     steps = {each.name: each.fitted.speed.step_s for each in twin.engines}
     assert steps == pytest.approx({name: speed.step_s for name, speed in zip("ab", SPEEDS, strict=True)}, rel=0.05)
@@ -90,7 +66,7 @@ def test_each_engine_has_steps_of_its_own(twin: Twin) -> None:
 def test_the_interval_holds_what_other_runs_of_both_show(twin: Twin, rate_per_s: float) -> None:
     prediction = predict(twin, Scenario(label="", rate_per_s=rate_per_s))
     assert isinstance(prediction, Prediction)
-    shown = truth(twin, rate_per_s)
+    shown = truth(twin, ENGINES, rate_per_s)
     assert (prediction.low < shown).all()
     assert (shown < prediction.high).all()
     assert np.abs(np.log(prediction.median / shown))[:, 0].max() < 0.2

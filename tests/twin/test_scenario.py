@@ -44,7 +44,7 @@ def predicted(twin: Twin, scenario: Scenario) -> Prediction:
 )
 def test_the_interval_holds_what_other_runs_show(twin: Twin, scenario: Scenario, settings: EngineSettings) -> None:
     prediction = predicted(twin, scenario)
-    shown = truth(twin, settings, scenario.rate_per_s or 0.0, scenario.replicas)
+    shown = truth(twin, [settings] * scenario.replicas, scenario.rate_per_s or 0.0)
     assert (prediction.low < shown).all()
     assert (shown < prediction.high).all()
     assert np.abs(np.log(prediction.median / shown))[:, 0].max() < 0.3
@@ -112,7 +112,7 @@ def test_the_highest_rate_lies_where_the_objective_is_crossed(twin: Twin) -> Non
     assert likely is not None
     assert perhaps is not None
     assert surely <= likely <= perhaps
-    below, above = (truth(twin, engine(), rate)[0, 2] for rate in (0.8 * surely, 1.3 * perhaps))
+    below, above = (truth(twin, [engine()], rate)[0, 2] for rate in (0.8 * surely, 1.3 * perhaps))
     assert below < 500 < above
     replicas = fewest_replicas(twin, objectives, Scenario(label="", rate_per_s=3 * surely), surely)
     assert replicas in {3, 4}

@@ -53,7 +53,7 @@ def test_the_interval_holds_what_other_runs_show(few: SpannedRequests, rate_per_
     twin = twin_of(few)
     prediction = predict(twin, Scenario(label="", rate_per_s=rate_per_s))
     assert isinstance(prediction, Prediction)
-    shown = truth(twin, engine(), rate_per_s)
+    shown = truth(twin, [engine()], rate_per_s)
     assert (prediction.low < shown).all()
     assert (shown < prediction.high).all()
 

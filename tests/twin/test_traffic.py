@@ -52,7 +52,7 @@ def test_other_lengths_are_predicted(twin: Twin) -> None:
     assert other.rate_per_s == pytest.approx(twin.rate_per_s)
     prediction = predict(other, Scenario(label="", rate_per_s=3.0))
     assert isinstance(prediction, Prediction)
-    shown = truth(replace(other, requests=other.traffic), engine(), 3.0)
+    shown = truth(replace(other, requests=other.traffic), [engine()], 3.0)
     assert (prediction.low < shown).all()
     assert (shown < prediction.high).all()
 
@@ -77,7 +77,7 @@ def test_a_budget_that_did_not_show_is_refused_where_it_matters(budget: int) -> 
     for known in (predict(long.of(twin_of(requests, budget=budget)), scenario),
                   predict(long.of(twin), replace(scenario, settings={"max-num-batched-tokens": budget}))):  # fmt: skip
         assert isinstance(known, Prediction)
-        shown = truth(replace(twin, requests=long.of(twin).traffic), settings, 1.5)
+        shown = truth(replace(twin, requests=long.of(twin).traffic), [settings], 1.5)
         assert (known.low < shown).all()
         assert (shown < known.high).all()
 
