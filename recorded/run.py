@@ -81,6 +81,11 @@ class Run:
         for path in sorted((self.path / "raw").glob("plan-*.log")):
             yield from read_plan(path)
 
+    def stated(self, *labels: str) -> list[str]:
+        """Return the values of labels on all pages, as often as they stand there."""
+        pairs = (pair for page in self.endpoints for each in page.series for pair in each.labels)
+        return [value for label, value in pairs if label in labels]
+
     @property
     def status(self) -> str:
         """Return `complete`, `interrupted` or, where no end was written, `crashed`."""

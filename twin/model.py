@@ -57,9 +57,9 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int =
     many engines have one. `known` are settings of the engine.
     """
     rows = _rows_by_engine(run, pages)
-    requests = {name: _requests(run, each) for name, each in rows.items()}
     if 1 < pages != len(rows):
         return Missing((OF_SPANS if isinstance(run, WatchRun) else OF_PAGES).format(pages=pages, engines=len(rows)))
+    requests = {name: _requests(run, each) for name, each in rows.items()}
     if reason := _unfit(run, sum(map(len, requests.values())), finished):
         return Missing(reason)
     twin = twin_of_engines({name: _latest(each) for name, each in requests.items()}, known)
@@ -68,17 +68,17 @@ def twin_of(run: Run, finished: float, known: Mapping[str, int], *, pages: int =
     measured = [_measured(run, rows[each.name], each) for each in twin.engines]
     if (few := min(map(len, measured))) < LEAST_REQUESTS:
         return Missing(f"{few} requests were measured, and a prediction needs {LEAST_REQUESTS}")
-    config = run.manifest["config"]
+    config, longest_s, has_prefix_cache = run.manifest["config"], max(map(span_s, measured)), _has_prefix_cache(run)
     first, *beside = (
         replace(
             each,
             requests=of_engine,
             traffic=of_engine,
-            duration_s=max(map(span_s, measured)),
+            duration_s=longest_s,
             arrival=_arrival(config, of_engine.submit_s, is_shared=bool(twin.beside)),
             concurrency=config.get("concurrency") if config.get("rate") is None else None,
             longest=(run.manifest.get("target") or {}).get("max_model_len"),
-            has_prefix_cache=_has_prefix_cache(run),
+            has_prefix_cache=has_prefix_cache,
         )
         for each, of_engine in zip(twin.engines, measured, strict=True)
     )
@@ -158,9 +158,11 @@ def _addresses(run: Run) -> Texts:
 
 def _requests(run: Run, rows: Ints) -> EngineRequests:
     """Return requests of a run by their tokens; those of a watch by their spans."""
+    is_all = len(rows) == len(run.requests)  # which are many, and not copied
+    log = run.requests if is_all else take(run.requests, rows)
     if isinstance(run, WatchRun):
-        return spanned_requests(take(run.requests, rows), take(run.watched.parts, rows))
-    return streamed_requests(take(run.requests, rows))
+        return spanned_requests(log, run.watched.parts if is_all else take(run.watched.parts, rows))
+    return streamed_requests(log)
 
 
 def _latest(requests: EngineRequests) -> EngineRequests:
@@ -206,8 +208,7 @@ def _unfit(run: Run, whole: int, finished: float) -> str:
 
 def _has_prefix_cache(run: Run) -> bool | None:
     """Return whether engines have a prefix cache, by vLLM's pages; None where none says or they differ."""
-    labels = (pair for page in run.endpoints for series in page.series for pair in series.labels)
-    stated = {value == "True" for name, value in labels if name == "enable_prefix_caching"}
+    stated = {value == "True" for value in run.stated("enable_prefix_caching")}
     return stated.pop() if len(stated) == 1 else None
 
 

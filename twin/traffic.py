@@ -198,8 +198,11 @@ def _cached(prompts: Iterable[_Pieces], tokens: Ints, twin: Twin, given: str) ->
     """
     seen: set[Hashable] = set()
     shared: Ints = np.array([_known(pieces, seen) for pieces in prompts], np.int64)
-    if shared.sum() <= _LITTLE * tokens.sum() or twin.has_prefix_cache is False:
-        return np.zeros_like(shared), (_NONE_CACHED,) if shared.any() and twin.has_prefix_cache is False else ()
+    none_cached = np.zeros_like(shared)
+    if shared.any() and twin.has_prefix_cache is False:
+        return none_cached, (_NONE_CACHED,)
+    if shared.sum() <= _LITTLE * tokens.sum():
+        return none_cached, ()
     if twin.has_prefix_cache is None and not twin.requests.cached_tokens.any():
         raise ConfigurationError(
             "predict.traffic",

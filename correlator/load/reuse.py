@@ -193,8 +193,7 @@ def request_reuse(run: Run, joined: Joined | None, *, pools: bool) -> RunReuse:
     one_engine = len(set(served_by.tolist()) - {""}) < 2  # as far as is known
     endpoint = urls if one_engine or len(set(urls.tolist())) > 1 else served_by
     ratios = np.array([choice.expected_ratio if choice else np.nan for choice in choices], dtype=np.float64)
-    labels = (pair for page in run.endpoints for series in page.series for pair in series.labels)
-    blocks = [int(text) for label, text in labels if label in ("block_size", "page_size") and text.isdecimal()]
+    blocks = [int(text) for text in run.stated("block_size", "page_size") if text.isdecimal()]
     columns: Mapping[str, Floats] | Missing
     if joined is None:
         columns = Missing("a watch sees no prompts")

@@ -15,7 +15,7 @@ from sidelight.exporter.evaluation.client import client_of, hardware_of, self_ch
 from sidelight.exporter.evaluation.correlation import correlation_of
 from sidelight.exporter.evaluation.measured import MeasuredRun, closed_loop, measured_run
 from sidelight.exporter.evaluation.methodology import methodology_of
-from sidelight.exporter.evaluation.server import engines_of, server_of
+from sidelight.exporter.evaluation.server import engines_of, finished_requests, server_of
 from sidelight.exporter.evaluation.warnings import warnings
 from sidelight.exporter.report.advice import advised
 from sidelight.exporter.report.verdict import verdict_of
@@ -98,7 +98,7 @@ def summarise(measured: MeasuredRun, reuse: RunReuse) -> Summary:
         watch=watched_traffic(run, run.watched, window) if isinstance(run, WatchRun) else UNSET,
     )
     if advised(whole).raises:
-        finished = server.requests_finished
-        total = finished.stats.total if finished else 0.0
-        whole = msgspec.structs.replace(whole, more_seats=more_seats(run, float(total or 0.0), pages=engines_of(run)))
+        whole = msgspec.structs.replace(
+            whole, more_seats=more_seats(run, finished_requests(server), pages=engines_of(run))
+        )
     return msgspec.structs.replace(whole, verdict=verdict_of(whole))

@@ -43,6 +43,12 @@ def server_of(run: Run, window: Window, slice_ns: int, roles: Sequence[Role] | N
     return msgspec.structs.replace(server, reason=reason) if reason else server
 
 
+def finished_requests(server: Server) -> float:
+    """Return the requests that engines' pages counted in the window, 0 where none does."""
+    counted = server.requests_finished
+    return float(counted.stats.total or 0.0) if counted else 0.0
+
+
 def engines_of(run: Run) -> int:
     """Return the number of engines' pages."""
     return sum(detect(endpoint.series) is not None for endpoint in run.endpoints)

@@ -52,8 +52,7 @@ class ScrapeSelection:
     `covered_s` is the part of the window that scrapes cover: from its start (from the reference when late) to its end
     or the last scrape, whichever came first. `early_s` is by how much scrapes ended before the window did, 0 where that
     is no more than two of their intervals. `slice_s` (float64[S]) are the seconds that each slice's increase
-    took, NaN for none.
-    `restarts` are those of the whole endpoint.
+    took, NaN for none. `restarts` are those of the whole endpoint.
     """
 
     window: Window

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from sidelight.correlator.opening import open_run
 from sidelight.exporter.evaluation.measured import window_of
-from sidelight.exporter.evaluation.server import engines_of, server_of
+from sidelight.exporter.evaluation.server import engines_of, finished_requests, server_of
 from sidelight.exporter.text import print_on
 from sidelight.loadgen.plan.arrivals import Arrival
 from sidelight.loadgen.requests.slo.objectives import Slo, parse_typed_slo
@@ -164,9 +164,8 @@ def _objectives(slo: str | None, price: float | None) -> Slo | None:
 def _twin(run: Run, known: Mapping[str, int]) -> Twin:
     """Return the twin of a run; raises ConfigurationError where a prediction would be a guess."""
     window = window_of(run)
-    counted = server_of(run, window, window.end_ns - window.start_ns).requests_finished
-    finished = float(counted.stats.total or 0.0) if counted else 0.0
-    twin = twin_of(run, finished, known, pages=engines_of(run))
+    server = server_of(run, window, window.end_ns - window.start_ns)
+    twin = twin_of(run, finished_requests(server), known, pages=engines_of(run))
     if isinstance(twin, Missing):
         raise ConfigurationError("predict.refused", f"{run.path}: no prediction: {twin.reason}")
     return twin

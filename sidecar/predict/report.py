@@ -36,7 +36,7 @@ def details(predicted: Predicted) -> Iterator[Block]:
     if any(load.refused is UNSET for load in predicted.loads):
         yield from _tables(predicted)
     yield from _notes(predicted.loads)
-    for fit in (predicted.fit, *predicted.other_fits):
+    for fit in predicted.fits:
         yield Prose(_engine(fit))
         yield Prose(_misfit(fit))
 
@@ -59,7 +59,7 @@ def _tables(predicted: Predicted) -> Iterator[Block]:
 
 def rests_on(predicted: Predicted) -> str:
     """Return the run and the time that predictions rest on, in words."""
-    fits, lasts = (predicted.fit, *predicted.other_fits), duration(predicted.duration_s)
+    fits, lasts = predicted.fits, duration(predicted.duration_s)
     sent = f"; each load lasts {lasts}, as the run's did."
     if predicted.traffic:
         sent = f"; sent are those of {predicted.traffic}, for {lasts}."

@@ -96,6 +96,10 @@ class Predicted(Struct, frozen=True, kw_only=True):
     loads: list[PredictedLoad]
     highest_rate: Annotated[HighestRate | UnsetType, doc("by `--slo`; absent without")] = UNSET
 
+    @property
+    def fits(self) -> list[TwinFit]:
+        return [self.fit, *self.other_fits]
+
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of `predict --json`."""

@@ -74,11 +74,10 @@ class RequestRecord:
     `scheduled_ns` when it was scheduled for the first time; the last two, like `first_token_ns`, are -1 where an abort
     came first. `later_wait_ns` is what it waited for its next scheduling after it gave up its blocks. `cached_tokens`
     are the prompt tokens found in the prefix cache at that first time, of which `host_tokens` in host memory.
-    `finish_reason` is "stop", "length", "abort" or,
-    of an engine that ran out of memory, "error". `lost_tokens` were in the KV cache when it was preempted, all
-    `preemptions` together. From `load_ns` to `loaded_ns` the last `loaded_tokens` of the prompt were loaded from
-    another engine; -1 without. `accepted` counts its drafts by how many of their tokens were accepted, from 0 on, and
-    `draft_tokens` are those of all its drafts. `meeting` is as of the
+    `finish_reason` is "stop", "length", "abort" or, of an engine that ran out of memory, "error". `lost_tokens` were in
+    the KV cache when it was preempted, all `preemptions` together. From `load_ns` to `loaded_ns` the last
+    `loaded_tokens` of the prompt were loaded from another engine; -1 without. `accepted` counts its drafts by how many
+    of their tokens were accepted, from 0 on, and `draft_tokens` are those of all its drafts. `meeting` is as of the
     request. `steps` are kept only by an engine that was asked for them.
     """
 
